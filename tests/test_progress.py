@@ -138,5 +138,7 @@ def test_work_that_fails_lets_the_next_bar_show(monkeypatch, capsys):
 
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("MMPACK_PROGRESS", "yes")
-    with pytest.raises(mp.ArgumentError, match=r"MMPACK_PROGRESS is 'yes'\. Fix: 0 for no bars"):
+    with pytest.raises(
+        mp.ArgumentError, match=r"MMPACK_PROGRESS is 'yes'\. Fix: set it to 0 for no bars"
+    ):
         tracked([], "counting")

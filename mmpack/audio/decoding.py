@@ -58,7 +58,7 @@ def decode(
     if sampling_rate is None or sampling_rate == rate:
         return np.ascontiguousarray(samples, np.float32), rate
     if samples.size * sampling_rate / rate > limits.max_samples:
-        raise _too_large(where, "makes too many samples at the rate asked for", limits)
+        raise _too_large(where, "makes too many samples at the requested rate", limits)
     return _resampled(samples, rate, sampling_rate), sampling_rate
 
 
@@ -77,7 +77,7 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
                 blocks.append(block)
                 count += block.size
                 if count > limits.max_samples:
-                    raise _too_large(where, "has more samples than its header says", limits)
+                    raise _too_large(where, "holds more samples than its header says", limits)
     except (soundfile.SoundFileError, RuntimeError, ValueError, OSError, TypeError) as error:
         if isinstance(error, AudioError):
             raise
@@ -90,7 +90,7 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
     samples = np.concatenate(blocks).T
     if not np.isfinite(samples).all():
         raise AudioError(
-            f"{where} holds samples that are not finite numbers. Fix: decode it again from its source"
+            f"{where} holds samples that are not finite. Fix: encode it again from its source"
         )
     return samples, rate
 
@@ -120,11 +120,13 @@ def _bytes_of(source: Source, limits: Limits, where: str) -> bytes:
             if isinstance(error, (ArgumentError, AudioError)):
                 raise
             why = " ".join(str(error).split())[:200]
-            raise ArgumentError(f"{where} can't be read ({why}). Fix: check the path") from None
+            raise ArgumentError(
+                f"{where} can't be read ({why}). Fix: check the path and its permissions"
+            ) from None
     if len(data) > limits.max_file_bytes:
         raise _too_large(where, f"has more than {limits.max_file_bytes} bytes", limits)
     if not data:
-        raise AudioError(f"{where} is empty. Fix: pass a file of sound")
+        raise AudioError(f"{where} is empty. Fix: pass an audio file")
     return data
 
 

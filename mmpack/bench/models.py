@@ -148,6 +148,6 @@ def patch_by_liger(names: list[str]) -> None:
         except ImportError as error:
             versions = " and ".join(f"{p} {installed_version(p)}" for p in LIGER_PATCHES)
             raise BackendError(
-                f"mmpack bench step --liger: {versions} do not go together for {family} ({error}). "
+                f"mmpack bench step --liger: {versions} don't work together for {family} ({error}). "
                 f"Fix: install a newer liger-kernel, or an older transformers"
             ) from error

@@ -22,8 +22,8 @@ def of_this_run(fsdp: bool) -> Iterator[tuple[torch.device, int, int]]:
         return
     if "RANK" not in os.environ:
         raise ArgumentError(
-            "mmpack bench step: --fsdp needs a process for each GPU. "
-            "Fix: torchrun --nproc-per-node N -m mmpack bench step --fsdp …"
+            "mmpack bench step: --fsdp needs one process per GPU. "
+            "Fix: run torchrun --nproc-per-node N -m mmpack bench step --fsdp …"
         )
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if cuda else torch.device("cpu")

@@ -92,8 +92,9 @@ class FeatureStore:
         """
         if tower.trains:
             raise ModelError(
-                "FeatureStore: the tower is trained, and stored features carry no gradient to it. Fix: "
-                "mmpack.adapters.transformers.encode_once, or requires_grad_(False) on the tower, projector included"
+                "FeatureStore: the tower is being trained, but stored features carry no gradient to it. Fix: "
+                "use mmpack.adapters.transformers.encode_once, or call requires_grad_(False) on the tower, "
+                "projector included"
             )
         tower.refuse_random("FeatureStore")
         # ordinary tensors, which later passes may save for their backward
@@ -145,10 +146,10 @@ class FeatureStore:
             if key in self._proven:
                 raise ModelError(
                     "FeatureStore: the tower's weights changed since its features were made. "
-                    "Fix: store.clear() after the change, or a new FeatureStore"
+                    "Fix: call store.clear() after the change, or use a new FeatureStore"
                 )
             raise ModelError(
-                "FeatureStore: its features are of another tower, whose weights differ from this one's. "
+                "FeatureStore: its features come from another tower, with other weights. "
                 "Fix: keep a FeatureStore for each model"
             )
         elif key not in self._proven:
@@ -160,8 +161,8 @@ class FeatureStore:
         held = [m for m in modules if m is not None]
         if len(held) < len(modules) or not Tower(tuple(held)).equals(tower):
             raise ModelError(
-                "FeatureStore: that this tower equals the one that its features are of can't be proved: that one "
-                "changed or is gone. Fix: store.clear(), or a FeatureStore for each model"
+                "FeatureStore: the tower that its features come from changed or is gone, so this tower can't "
+                "be compared with it. Fix: call store.clear(), or keep a FeatureStore per model"
             )
 
     def _found(self, name: Hashable) -> Tensor | None:

@@ -121,7 +121,7 @@ class PrefixIndex:
         self.capacity = self.max_bytes // (self.bytes_per_token * self.block_size)
         if not self.capacity:
             raise ArgumentError(
-                f"PrefixIndex: max_bytes is {max_bytes}, one block takes {bytes_per_token * block_size}. "
+                f"PrefixIndex: max_bytes is {max_bytes}, but one block takes {bytes_per_token * block_size}. "
                 "Fix: pass a larger budget, or smaller blocks"
             )
         self.stats = PrefixStats()
@@ -256,11 +256,11 @@ class PrefixIndex:
         """
         if not isinstance(hit, Hit):
             raise ArgumentError(
-                f"PrefixIndex.features_of: hit is {kind_of(hit)}. Fix: pass what hold or lookup gives"
+                f"PrefixIndex.features_of: hit is {kind_of(hit)}. Fix: pass what hold or lookup returns"
             )
         if self.features is None:
             raise ArgumentError(
-                "PrefixIndex: it has no feature store. Fix: PrefixIndex(…, features=the step's FeatureStore)"
+                "PrefixIndex: it has no feature store. Fix: make it by PrefixIndex(…, features=the step's FeatureStore)"
             )
         return self.features.find(tower, hit.media)
 
@@ -272,7 +272,8 @@ class PrefixIndex:
         with self._lock:
             if self._open:
                 raise ArgumentError(
-                    f"PrefixIndex.clear: {self._open} prefixes are held or being written. Fix: clear after them"
+                    f"PrefixIndex.clear: {self._open} prefixes are still held or being written. "
+                    "Fix: clear once they are released"
                 )
             self._begin_again()
 
@@ -289,7 +290,8 @@ class PrefixIndex:
             )
         if keys.block_size != self.block_size:
             raise ArgumentError(
-                f"PrefixIndex.{what}: keys are of blocks of {keys.block_size} tokens, the index has {self.block_size}. "
+                f"PrefixIndex.{what}: keys are for blocks of {keys.block_size} tokens, but the index has "
+                f"{self.block_size}. "
                 "Fix: pass index.keys(sample, …)"
             )
         if limit is None:
@@ -364,7 +366,7 @@ class PrefixIndex:
         rows = whole_numbers("PrefixIndex.reserve", "packed_rows", rows)
         if rows.shape != (keys.num_tokens,) or (rows.size and rows.min() < 0):
             raise ArgumentError(
-                f"PrefixIndex.reserve: packed_rows has shape {list(rows.shape)} or rows below 0, the sample has "
+                f"PrefixIndex.reserve: packed_rows has shape {list(rows.shape)} or rows below 0, but the sample has "
                 f"{keys.num_tokens} tokens. Fix: pass the row of each token"
             )
         blocks = rows[: count * self.block_size].reshape(count, self.block_size)

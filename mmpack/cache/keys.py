@@ -143,12 +143,12 @@ def _positions(given: Any, length: int) -> np.ndarray:
     found = whole_numbers("prefix_keys", "positions", given)
     if found.ndim != 2 or found.shape[1] != length:
         raise ArgumentError(
-            f"prefix_keys: positions have shape {list(found.shape)}, the sample has {length} tokens. "
+            f"prefix_keys: positions have shape {list(found.shape)}, but the sample has {length} tokens. "
             "Fix: pass whole numbers [rows, L]"
         )
     # of uint64 those that int64 can't tell apart
     if found.dtype == np.uint64 and (found > np.iinfo(np.int64).max).any():
-        raise ArgumentError("prefix_keys: positions are beyond int64. Fix: int64 [rows, L]")
+        raise ArgumentError("prefix_keys: positions are beyond int64. Fix: pass int64 [rows, L]")
     return found.astype(np.int64)
 
 
@@ -163,7 +163,7 @@ def _check(
     mask = sample.attention_mask
     if mask is not None and not np.all(mask):
         raise ArgumentError(
-            f"prefix_keys: {sample.sample_id!r:.60} has masked tokens, which no key tells from others. "
+            f"prefix_keys: {sample.sample_id!r:.60} has masked tokens, which keys can't tell from others. "
             "Fix: cut them off; mp.validate names them"
         )
     names = {"weights": weights, "adapter": adapter, "position_rule": position_rule}
@@ -174,5 +174,5 @@ def _check(
             )
     if not weights:
         raise ArgumentError(
-            "prefix_keys: weights is empty, and keys of other weights would be the same. Fix: name their version"
+            "prefix_keys: weights is empty, so keys could not tell weights apart. Fix: name their version"
         )

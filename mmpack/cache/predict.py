@@ -73,7 +73,7 @@ def predict_cached_tokens(
         check_whole("predict_cached_tokens", "num_blocks", num_blocks)
         if together:
             raise ArgumentError(
-                "predict_cached_tokens: num_blocks is of requests one after the other. Fix: pass together=False"
+                "predict_cached_tokens: num_blocks is for requests one after the other. Fix: pass together=False"
             )
     if not prefix_caching:
         return [0] * len(samples)
@@ -126,7 +126,7 @@ class _Blocks:
         if not self.free:
             raise ArgumentError(
                 f"predict_cached_tokens: a request needs more than the {self.num_blocks} blocks of the cache. "
-                "Fix: num_blocks of the engine"
+                "Fix: pass the engine's num_blocks"
             )
         block, _ = self.free.popitem(last=False)
         key = self.key_of.pop(block, None)

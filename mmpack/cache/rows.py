@@ -87,22 +87,23 @@ class RowStore:
     def _check(self, held: list[Tensor], tensors: Sequence[Tensor], count: int) -> None:
         if len(tensors) != len(held):
             raise ArgumentError(
-                f"RowStore.write: {len(tensors)} tensors, the store has {len(held)}. "
-                "Fix: pass those of the same model"
+                f"RowStore.write: {len(tensors)} tensors, but the store has {len(held)}. "
+                "Fix: pass keys and values of the same model"
             )
         for store, tensor in zip(held, tensors, strict=True):
             same = (tensor.dtype, tensor.device) == (store.dtype, store.device)
             if not same or tensor.shape != (count, *store.shape[1:]):
                 raise ArgumentError(
-                    f"RowStore.write: a tensor has shape {list(tensor.shape)}, {tensor.dtype} on {tensor.device}; its "
-                    f"store {list(store.shape)}, {store.dtype} on {store.device}, for {count} rows. "
-                    "Fix: pass those of the same model"
+                    f"RowStore.write: a tensor has shape {list(tensor.shape)}, {tensor.dtype} on "
+                    f"{tensor.device}, but its store {list(store.shape)}, {store.dtype} on {store.device}, for "
+                    f"{count} rows. "
+                    "Fix: pass keys and values of the same model"
                 )
 
     def read(self, rows: Rows) -> list[Tensor]:
         """[K, …] of each tensor. Raises: ArgumentError before the first write, and for rows that are not there."""
         if not self.tensors:
-            raise ArgumentError("RowStore.read: nothing was written. Fix: write first")
+            raise ArgumentError("RowStore.read: nothing has been written yet. Fix: write first")
         index = self._index("read", rows, self.tensors[0].device)
         return [gather_rows(t, index) for t in self.tensors]
 
@@ -125,8 +126,8 @@ class RowStore:
         except (RuntimeError, TypeError):  # of memory; of a number beyond int64
             size = sum(self.rows * t[:1].nbytes for t in tensors)
             raise ArgumentError(
-                f"RowStore.write: {self.rows} rows take {size:,} bytes, which {tensors[0].device} doesn't have. "
-                "Fix: pass a smaller budget of the PrefixIndex"
+                f"RowStore.write: {self.rows} rows take {size:,} bytes, more than {tensors[0].device} has. "
+                "Fix: give the PrefixIndex a smaller budget"
             ) from None
 
     def _index(self, what: str, rows: Rows, device: torch.device) -> Tensor:
@@ -147,9 +148,9 @@ class RowStore:
             low, high = (int(i) for i in rows.aminmax())
             if low < 0 or high >= self.rows:
                 raise ArgumentError(
-                    f"RowStore.{what}: rows run from {low} to {high}, the store has {self.rows}. "
+                    f"RowStore.{what}: rows run from {low} to {high}, but the store has {self.rows}. "
                     "Fix: pass the rows of its own PrefixIndex"
                 )
             if what == "write" and len(rows.unique()) < len(rows):
-                raise ArgumentError("RowStore.write: rows repeat. Fix: write each row once")
+                raise ArgumentError("RowStore.write: some rows repeat. Fix: write each row once")
         return rows.to(device, non_blocking=True)

@@ -62,14 +62,14 @@ class SummedFeatures:
         self._check(tower)
         if tower.trains and not self.trained:
             raise ModelError(
-                "encode_once: the tower is trained, and its media were encoded without gradients. "
+                "encode_once: the tower is being trained, but its media were encoded without gradients. "
                 "Fix: enter encode_once with gradients enabled"
             )
         missing = [key for key in keys if key not in self._features]
         if missing:
             raise ModelError(
-                f"encode_once: {len(missing)} of the pack's {len(keys)} media were not in the packs that were encoded "
-                f"(cache key {missing[0]:.12}…). Fix: give encode_once all packs of the step"
+                f"encode_once: {len(missing)} of the pack's {len(keys)} media were not in the encoded packs "
+                f"(cache key {missing[0]:.12}…). Fix: pass encode_once all packs of the step"
             )
         own = [tuple(level.detach() for level in self._features[key]) for key in keys]
         if not (self.trained and torch.is_grad_enabled()):
@@ -136,8 +136,8 @@ class SummedFeatures:
     def _refuse_released(self) -> None:
         if self._released:
             raise ModelError(
-                "encode_once: the block was left, and with it the features and the tower's backward. "
-                "Fix: forward and backward of each pack within the block"
+                "encode_once: its block has ended, so the features and the tower's backward are gone. "
+                "Fix: run each pack's forward and backward within the block"
             )
 
     def _check(self, tower: Tower) -> None:
@@ -166,8 +166,8 @@ class SummedFeatures:
             why = f"{len(self._returned)} of {given} forwards had a backward"
         if why is not None:
             raise ModelError(
-                f"encode_once: {why}, so gradients of the tower are not whole. "
-                "Fix: forward and backward of each pack within the block, or leave the pack out of encode_once"
+                f"encode_once: {why}, so the tower's gradients are incomplete. "
+                "Fix: run each pack's forward and backward within the block, or leave the pack out of encode_once"
             )
 
 

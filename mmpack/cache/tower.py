@@ -116,8 +116,8 @@ class Tower:
         name = self.random
         if name is not None:
             raise ModelError(
-                f"{what}: {name} of the tower is in training mode and random or of the batch at hand (dropout), so "
-                "features can't be used again. Fix: dropout 0, or tower.eval()"
+                f"{what}: {name} of the tower is in training mode and random or batch-dependent (dropout), so "
+                "features can't be reused. Fix: set dropout to 0, or call tower.eval()"
             )
 
     def _tensors(self) -> list[Tensor]:

@@ -74,7 +74,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         for name in names:
             if name not in known:
-                raise pytest.UsageError(f"{option} {name}: known are {', '.join(known)}")
+                raise pytest.UsageError(
+                    f"{option} {name} is unknown, use one of {', '.join(known)}"
+                )
     params = []
     for family in chosen or kit_names():
         heavy = get_kit(family).heavy

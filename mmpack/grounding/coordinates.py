@@ -75,7 +75,7 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
         media_index = 0
     if not isinstance(media_index, Integral) or not 0 <= int(media_index) < len(sample.media):
         raise ArgumentError(
-            f"sizes_of: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
+            f"sizes_of: media_index is {media_index!r:.40}, but there are {len(sample.media)} media. "
             "Fix: pass an index into sample.media"
         )
     medium, family = sample.media[int(media_index)], get_family(sample.family)
@@ -169,7 +169,7 @@ def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
         return tuple(float(v) for v in given)
     except (OverflowError, RuntimeError, TypeError, ValueError):
         raise ArgumentError(
-            "as_floats: a value is not a number that a float holds. Fix: pass numbers"
+            "as_floats: a value is not a number, or too large for a float. Fix: pass numbers"
         ) from None
 
 
@@ -188,7 +188,9 @@ def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[
 
 def _side(system: str, sizes: Sizes | None) -> Size:
     if sizes is not None and not isinstance(sizes, Sizes):
-        raise ArgumentError(f"convert: sizes is {kind_of(sizes)}. Fix: Sizes(model=…, original=…)")
+        raise ArgumentError(
+            f"convert: sizes is {kind_of(sizes)}. Fix: pass Sizes(model=…, original=…)"
+        )
     size = (sizes or Sizes()).side(system)
     if size is None:
         name = "model" if system == "absolute_pixels" else "original"

@@ -94,7 +94,7 @@ def annotate(
     system = _checked(sample, where, forms, system, media_index, "annotate")
     if system is None:
         raise ArgumentError(
-            f"annotate: what {sample.family} writes coordinates in is not known. "
+            f"annotate: the coordinate system that {sample.family} writes is not known. "
             f"Fix: pass system=, one of {', '.join(COORDINATE_SYSTEMS)}"
         )
     options: dict[str, Any] = {"where": where, "forms": forms, "media_index": media_index}
@@ -126,7 +126,7 @@ def _checked(
         isinstance(media_index, Integral) and 0 <= int(media_index) < len(sample.media)
     ):
         raise ArgumentError(
-            f"{what}: media_index is {media_index!r:.40}, there are {len(sample.media)} media. "
+            f"{what}: media_index is {media_index!r:.40}, but there are {len(sample.media)} media. "
             "Fix: pass an index into sample.media"
         )
     return system_written(what, sample, system)

@@ -108,7 +108,7 @@ def _check_corners(what: str, name: str, array: np.ndarray) -> None:
     swapped = np.flatnonzero((array[:, :2] > array[:, 2:]).any(axis=1))
     if len(swapped):
         raise ArgumentError(
-            f"{what}: {name}[{swapped[0]}] is {array[swapped[0]].tolist()}, its corners are swapped. "
+            f"{what}: {name}[{swapped[0]}] is {array[swapped[0]].tolist()}, with its corners swapped. "
             "Fix: pass x0, y0, x1, y1"
         )
 
@@ -122,7 +122,7 @@ def _numbers(what: str, name: str, value: Any, width: int | None) -> np.ndarray:
         array = array.astype(np.float64)
     except Exception:
         raise ArgumentError(
-            f"{what}: {name} is {kind_of(value)} that is not an array of numbers. "
+            f"{what}: {name} is {kind_of(value)}, which is not an array of numbers. "
             f"Fix: pass floats [n, {width or '4 or 2'}]"
         ) from None
     if array.size == 0 and array.ndim in (1, 2):
@@ -130,10 +130,10 @@ def _numbers(what: str, name: str, value: Any, width: int | None) -> np.ndarray:
     if array.ndim != 2 or array.shape[1] not in ((2, 4) if width is None else (width,)):
         raise ArgumentError(
             f"{what}: {name} has shape {list(array.shape)}, expected [n, {width or '4 or 2'}]. "
-            "Fix: pass one row each, also for a single one"
+            "Fix: pass one row per item, even for a single one"
         )
     if not np.isfinite(array).all():
         raise ArgumentError(
-            f"{what}: {name} holds NaN or infinity. Fix: drop it, or find where it is produced"
+            f"{what}: {name} holds NaN or infinity. Fix: drop that row, or find where it is produced"
         )
     return array

@@ -79,8 +79,9 @@ def moved(
     if sizes.side(source) is None or sizes.side(target) is None:
         where = "no medium" if media_index is None else f"media[{media_index}]"
         raise ArgumentError(
-            f"grounding: {next(iter(known))} in {where} of {sample.sample_id!r:.60} can't go from {source} to "
-            f"{target}: its size is not known. Fix: pass coordinate_system={source!r}, or name a medium of known size"
+            f"grounding: {next(iter(known))} in {where} of {sample.sample_id!r:.60} can't be converted from "
+            f"{source} to {target}: the picture's size is not known. "
+            f"Fix: pass coordinate_system={source!r}, or name a medium of known size"
         )
     return {name: as_floats(convert(v, source, target, sizes)) for name, v in known.items()}
 
@@ -115,6 +116,6 @@ def _moved_action(
 def _source(sample: Sample, places: Mapping[str, Any]) -> str | None:
     if sample.coordinate_system is None and any(v is not None for v in places.values()):
         raise ArgumentError(
-            "to_system: the sample has boxes or points and no coordinate_system. Fix: set the one they are in"
+            "to_system: the sample has boxes or points but no coordinate_system. Fix: set the one they are in"
         )
     return sample.coordinate_system

@@ -135,8 +135,8 @@ def _checked(sample: Sample, what: str) -> Sample:
             place, _, name = fault.where.partition(".")
             if fault.code != "MM009":
                 raise ArgumentError(
-                    f"{what}: {place} of sample {sample.sample_id!r:.40} breaks a rule, {name} {fault.why}. "
-                    "Fix: see mp.validate"
+                    f"{what}: {place} of sample {sample.sample_id!r:.40} breaks a rule: {name} {fault.why}. "
+                    "Fix: mend it; mp.validate lists all"
                 )
     return replace(sample, **changed)
 
@@ -162,7 +162,7 @@ def _values(
             missing = "coordinate_system" if system is None else "size as the model saw it"
             raise ArgumentError(
                 f"{what}: centre_distance needs the picture's {missing}, which is not known. "
-                "Fix: set it (pictures in several tiles have none), or score by iou"
+                "Fix: set it (pictures in several tiles have none), or score by IoU"
             )
         width, height = sizes.model
 
@@ -183,7 +183,8 @@ def _targets(sample: Sample, rule: _Kind, what: str) -> list[tuple[Values, Any]]
             values = target.bbox if field == "bbox_targets" else target.point
             if why := _broken(values, 4 if field == "bbox_targets" else 2):
                 raise ArgumentError(
-                    f"{what}: {field}[{i}] of sample {sample.sample_id!r:.40} {why}. Fix: see mp.validate"
+                    f"{what}: {field}[{i}] of sample {sample.sample_id!r:.40} {why}. "
+                    "Fix: mend it; mp.validate lists all"
                 )
             out.append((tuple(values), target))
     return out

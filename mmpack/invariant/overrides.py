@@ -237,8 +237,8 @@ def convolution(
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
     raise ModelError(
-        f"batch_invariant: torch's own attention ({name}) was called, whose bits depend on the batch. "
-        "Fix: mmpack.adapters.transformers.attach(model), and call the model with model_inputs(batch, model)"
+        f"batch_invariant: torch's own attention ({name}) was called, and its bits depend on the batch. Fix: "
+        "call mmpack.adapters.transformers.attach(model), and call the model with model_inputs(batch, model)"
     )
 
 

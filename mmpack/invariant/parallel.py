@@ -165,12 +165,12 @@ def _check(
         found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise ArgumentError(
             f"{what}: x, weight and bias are {found}. "
-            "Fix: pass one floating dtype of 16 bits or more and one device for all"
+            "Fix: use one floating dtype of 16 bits or more, and one device, for all"
         )
     if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
             f"{what}: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [..., K] and [N, K] of this "
-            "rank. Fix: pass this rank's part of both"
+            "rank. Fix: pass this rank's part of both x and weight"
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ArgumentError(
@@ -180,6 +180,6 @@ def _check(
     if not is_power_of_two(parts) or parts % ranks or whole % parts:
         raise ArgumentError(
             f"{what}: parts is {parts}, with {ranks} ranks and {whole} to split. "
-            "Fix: pass a power of two that the ranks divide and that divides what is split"
+            f"Fix: pass a power of two that is a multiple of the ranks and divides {whole}"
         )
     return ranks

@@ -29,8 +29,8 @@ def tree_sum(parts: Tensor) -> Tensor:
     check_are_tensors("tree_sum", parts=parts)
     if parts.ndim == 0 or not is_power_of_two(len(parts)):
         raise ArgumentError(
-            f"tree_sum: parts has shape {list(parts.shape)}, expected a power of two of parts, one below the other. "
-            "Fix: torch.stack(parts)"
+            f"tree_sum: parts has shape {list(parts.shape)}, expected a power of two of parts, stacked. "
+            "Fix: pass torch.stack(parts)"
         )
     while len(parts) > 1:
         parts = parts[0::2] + parts[1::2]
@@ -69,7 +69,7 @@ def ranks_of(what: str, group: Any) -> tuple[int, int]:
         )
     if not is_power_of_two(group.size()):
         raise ArgumentError(
-            f"{what}: the group has {group.size()} ranks, expected a power of two. Fix: 1, 2, 4 or 8 ranks"
+            f"{what}: the group has {group.size()} ranks, expected a power of two. Fix: use 1, 2, 4 or 8 ranks"
         )
     return group.size(), group.rank()
 

@@ -74,7 +74,7 @@ def denominator(
     if normed != (max_tokens is not None):
         raise ArgumentError(
             f"aggregate: aggregation is {aggregation!r} and max_tokens {max_tokens}. "
-            f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only there"
+            f"Fix: pass max_tokens with sequence_mean_token_sum_norm, and only with it"
         )
     if aggregation == "token_sum":
         return 1, 1

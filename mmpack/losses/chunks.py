@@ -91,8 +91,8 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
     sample = np.repeat(np.arange(len(cu) - 1), np.diff(cu))
     if (turn < 0).any():
         raise ArgumentError(
-            f"{WHAT}: a loss token of sample {batch.sample_ids[sample[np.argmax(turn < 0)]]!r} is in no turn. "
-            "Fix: give its loss spans a turn, one for each chunk"
+            f"{WHAT}: a loss token of sample {batch.sample_ids[sample[np.argmax(turn < 0)]]!r} belongs to no turn. "
+            "Fix: set a turn on its loss spans, one per chunk"
         )
     changes = (np.diff(turn) != 0) | (np.diff(sample) != 0)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1]) if len(turn) else np.zeros(0, int)
@@ -101,8 +101,8 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
     if len(first) < len(starts):
         at = starts[np.setdiff1d(np.arange(len(starts)), first)[0]]
         raise ArgumentError(
-            f"{WHAT}: turn {turn[at]} of sample {batch.sample_ids[sample[at]]!r} is in several parts, another turn "
-            "lies between. Fix: number the turns of its loss spans as they follow each other"
+            f"{WHAT}: turn {turn[at]} of sample {batch.sample_ids[sample[at]]!r} is in several parts, with "
+            "another turn in between. Fix: number the turns of its loss spans in order"
         )
     if tokens is not None:
         size = min(int(tokens), len(turn) + 1)  # no turn is longer
@@ -111,7 +111,7 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
             at = starts[odd[0]]
             raise ArgumentError(
                 f"{WHAT}: turn {turn[at]} of sample {batch.sample_ids[sample[at]]!r} has {lengths[odd[0]]} loss "
-                f"tokens, no multiple of {tokens}. Fix: drop the sample, or cut its action where it ends"
+                f"tokens, not a multiple of {tokens}. Fix: drop the sample, or end its loss span where the action ends"
             )
         pieces = lengths // size
         within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)

@@ -54,7 +54,7 @@ def check_correction(kind: str, level: str, low: float, high: float) -> None:
     check_correction_options(level, low, high)
     if not low < high:
         raise ArgumentError(
-            f"correction_weights: low is {low}, high is {high}. Fix: weights are positive and low is below high"
+            f"correction_weights: low is {low}, high is {high}. Fix: pass low below high, both above 0"
         )
 
 

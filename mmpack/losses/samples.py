@@ -49,8 +49,8 @@ def check_columns(
         first, last = int(cu_loss[0]), int(cu_loss[-1])
         if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
             raise ArgumentError(
-                f"{what}: {offsets} runs from {first} to {last} for {shape[0]} loss tokens, expected "
-                f"offsets that rise from 0 to {shape[0]}. Fix: pass the {offsets} of the batch that the columns are of"
+                f"{what}: {offsets} runs from {first} to {last} for {shape[0]} loss tokens, expected offsets "
+                f"that rise from 0 to {shape[0]}. Fix: pass the {offsets} of the columns' own batch"
             )
 
 

@@ -42,7 +42,7 @@ def value_loss(
     check_number("value_loss", "scale", scale, least=0)
     if (old_values is None) != (clip is None):
         raise ArgumentError(
-            "value_loss: old_values and clip go together. Fix: pass both, or none for no clipping"
+            "value_loss: old_values and clip must be passed together. Fix: pass both, or neither for no clipping"
         )
     if clip is not None:
         check_number("value_loss", "clip", clip, least=0, finite=False)

@@ -69,7 +69,7 @@ def choose(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> st
     reason = f"the op has no {wanted} kernel" if kernel is None else _why_not(kernel, device, dtype)
     if reason is not None:
         raise BackendError(
-            f"{op.name}: MMPACK_BACKEND is {wanted}, and {reason}. Fix: set MMPACK_BACKEND=auto"
+            f"{op.name}: MMPACK_BACKEND is {wanted}, but {reason}. Fix: set MMPACK_BACKEND=auto"
         )
     return wanted
 

@@ -36,7 +36,7 @@ def refuse_transforms(what: str, *tensors: Tensor) -> None:
     level = forward_ad._current_level
     if level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise ArgumentError(
-            f"{what}: it has no forward-mode derivative. Fix: differentiate backward, or detach its inputs"
+            f"{what}: it has no forward-mode derivative. Fix: use backward mode, or detach its inputs"
         )
     # Dynamo traces no look at the stack of transforms.
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:

@@ -35,12 +35,13 @@ def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:
         if given[name].device != given[first].device:
             raise ArgumentError(
                 f"{what}: {first} is on {given[first].device} and {name} on {given[name].device}. "
-                f"Fix: put all on one device"
+                f"Fix: move all to one device"
             )
     for name, x in given.items():
         if hasattr(x, "full_tensor"):
             raise ArgumentError(
-                f"{what}: {name} is a DTensor, of which this rank has a part. Fix: call it within the forward of the "
+                f"{what}: {name} is a DTensor, and this rank has only a part of it. "
+                "Fix: call this within the forward of the "
                 f"module that fully_shard wraps, or pass {name}.full_tensor()"
             )
     refuse_transforms(what, *given.values())

@@ -43,6 +43,6 @@ def hold(x: Tensor) -> None:
 def _refuse_outside(grad: Tensor) -> None:
     if _depth == 0:
         raise ModelError(
-            "batch_invariant: the backward runs outside of the mode that its forward ran in, where bits depend on the "
-            "batch. Fix: call backward() within the block"
+            "batch_invariant: the backward runs outside batch_invariant, where bits depend on the batch, but "
+            "its forward ran inside. Fix: call backward() within the block"
         )

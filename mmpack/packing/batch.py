@@ -281,7 +281,7 @@ def refuse_no_accelerator() -> None:
     """Raise BackendError where page-locked memory has no use."""
     if not torch.accelerator.is_available():
         raise BackendError(
-            "pin_memory: there is no accelerator here to copy to. Fix: leave pin_memory out"
+            "pin_memory: this machine has no accelerator to copy to. Fix: leave pin_memory out"
         )
 
 

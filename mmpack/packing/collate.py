@@ -83,7 +83,7 @@ def sample_and_columns(item: Any, i: int, what: str) -> tuple[Sample, Mapping[st
     if not isinstance(sample, Sample) or not isinstance(columns, Mapping):
         raise ArgumentError(
             f"{what}: items[{i}] is {type(item).__name__}, expected a Sample or (Sample, columns). "
-            "Fix: pass a data set of samples; of dicts, mp.Sample.from_dict(item)"
+            "Fix: pass samples; make one of a dict by mp.Sample.from_dict(item)"
         )
     return sample, columns
 

@@ -21,8 +21,8 @@ def given_columns(given: Mapping[str, Column] | None, what: str) -> Mapping[str,
     """Columns by name. Raises ArgumentError."""
     if not isinstance(given, Mapping | None):
         raise ArgumentError(
-            f"{what}: the columns are {type(given).__name__}, expected names and their values. "
-            'Fix: {"advantages": values}'
+            f"{what}: the columns are {type(given).__name__}, expected a dict of names to values. "
+            'Fix: pass {"advantages": values}'
         )
     return given or {}
 

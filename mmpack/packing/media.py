@@ -30,7 +30,7 @@ class MediaTable:
         if not (store is None or hasattr(store, "get")):
             raise ArgumentError(
                 f"{what}: media is {type(store).__name__}, expected pixels by cache key. "
-                "Fix: {medium.cache_key: pixels}, or leave it out where media hold theirs"
+                "Fix: pass {medium.cache_key: pixels}, or leave it out if media hold their own"
             )
         self.media: list[Medium] = []
         self.index: dict[str, int] = {}
@@ -104,8 +104,8 @@ class MediaTable:
         first = self.byte_values.setdefault(medium.modality, table)
         if not torch.equal(first, table):
             raise ArgumentError(
-                f"{self.what}: {medium.media_id!r:.60} is normalised otherwise than the {medium.modality}s before, and "
-                "both are uint8. Fix: pack them apart, or wrap_processor(…, pixels='float32')"
+                f"{self.what}: {medium.media_id!r:.60} is normalised unlike the {medium.modality}s before it, "
+                "and both are uint8. Fix: pack them apart, or use wrap_processor(…, pixels='float32')"
             )
 
     def _differs(self, known: Medium, medium: Medium) -> bool:

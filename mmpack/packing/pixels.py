@@ -66,6 +66,6 @@ def as_floats(pixels: Any, modality: str, settings: Mapping[str, Any] | None) ->
 
 def _unknown(whose: str) -> ArgumentError:
     return ArgumentError(
-        f"pixels: those of {whose} are uint8, and Sample.processor doesn't say how they are rescaled and normalised. "
-        "Fix: samples of wrap_processor(…, pixels='uint8'), or float32 pixels"
+        f"pixels: those of {whose} are uint8, but Sample.processor doesn't say how to rescale and normalise them. "
+        "Fix: use samples of wrap_processor(…, pixels='uint8'), or float32 pixels"
     )

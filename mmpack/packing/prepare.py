@@ -131,7 +131,7 @@ def _keep_valid(
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f"{what}: on_invalid is {on_invalid!r}. Fix: use 'raise' or 'drop'")
     if not samples:
-        raise ArgumentError(f"{what}: no samples. Fix: pass at least one")
+        raise ArgumentError(f"{what}: samples is empty. Fix: pass at least one")
     broken: list[Problem] = []
     keep: list[int] = []
     contents: dict[str, Medium] = {}

@@ -58,8 +58,8 @@ def codec_flips(left: Any, right: Any) -> CodecFlips:
     a, b = arrays
     if a.shape != b.shape:
         raise ArgumentError(
-            f"codec_flips: left is {list(a.shape)}, right {list(b.shape)}. "
-            "Fix: compare encodings of the same samples by one codec; another length is not a flip"
+            f"codec_flips: left has shape {list(a.shape)}, right {list(b.shape)}. "
+            "Fix: compare encodings of the same samples by one codec; a different length is not a flip"
         )
     unlike = a != b
     if not len(a):  # which MM322 refuses in a trace

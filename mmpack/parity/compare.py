@@ -88,7 +88,7 @@ def compare(
     if not isinstance(require, Iterable):
         raise ArgumentError(
             f"compare: require is {kind_of(require)}, expected names of fields. "
-            "Fix: e.g. require=('input_ids', 'media'), or () for none"
+            "Fix: pass names such as require=('input_ids', 'media'), or () for none"
         )
     require = tuple(require)
     for name in require:

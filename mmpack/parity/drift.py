@@ -202,8 +202,8 @@ def _check_evidence(kind: Any, dtype: Any, version: Any, temperature: Any, check
     pair = isinstance(checksums, Sequence) and len(checksums) == 2
     if checksums is not None and not (pair and all(isinstance(c, Mapping) for c in checksums)):
         raise ArgumentError(
-            "logprob_drift: checksums is not a pair of mappings. "
-            "Fix: pass ({name: checksum} of the trainer, of the engine)"
+            "logprob_drift: checksums is not a pair of dicts. "
+            "Fix: pass a pair of {name: checksum}, the trainer's and the engine's"
         )
 
 
@@ -237,12 +237,12 @@ def logprob_column(values: Any, i: int | str) -> np.ndarray:
 def _recorded(sample: Sample, kind: str) -> np.ndarray:
     if sample.rollout_logprobs is None:
         raise ArgumentError(
-            f"logprob_drift: {sample.sample_id!r:.60} has no rollout_logprobs. Fix: ask the engine for them"
+            f"logprob_drift: {sample.sample_id!r:.60} has no rollout_logprobs. Fix: let the engine return them"
         )
     mine = (sample.sampling or {}).get("logprobs")
     if mine is not None and mine != kind:
         raise ArgumentError(
-            f"logprob_drift: {sample.sample_id!r:.60} has {mine} logprobs, the trainer's are {kind}. "
+            f"logprob_drift: {sample.sample_id!r:.60} has {mine} logprobs, but the trainer's are {kind}. "
             "Fix: compare raw with raw, or processed with processed under the same sampling"
         )
     return sample.rollout_logprobs.astype(np.float64)
@@ -322,8 +322,8 @@ def _route_column(routes: Any, i: int) -> np.ndarray:
         array = np.zeros(0)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise ArgumentError(
-            f"logprob_drift: routed_experts[{i}] is not integers [L, layers, k]. "
-            "Fix: pass those of record_routes, by sample"
+            f"logprob_drift: routed_experts[{i}] is not an integer array [L, layers, k]. "
+            "Fix: pass what record_routes returned, by sample"
         )
     return array
 

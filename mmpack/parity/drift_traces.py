@@ -54,7 +54,7 @@ def trace_drift(
     if train_logprobs is not None and not isinstance(train_logprobs, Mapping):
         raise ArgumentError(
             f"trace_drift: train_logprobs is {kind_of(train_logprobs)}, expected a mapping. "
-            "Fix: {sample_id: logprobs [n]}"
+            "Fix: pass {sample_id: logprobs [n]}"
         )
     samples: list[Sample] = []
     theirs: list[np.ndarray] = []

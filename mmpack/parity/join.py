@@ -101,7 +101,8 @@ def _samples(source: Iterable[Sample], name: str) -> Iterator[Sample]:
         source = [source]
     if not isinstance(source, Iterable):
         raise ArgumentError(
-            f"compare: {name} is {type(source).__name__}. Fix: pass samples, or the path of a trace"
+            f"compare: {name} is {type(source).__name__}, expected samples or a path. "
+            "Fix: pass samples, or the path of a trace"
         )
     for i, sample in enumerate(source):
         if not isinstance(sample, Sample):

@@ -33,9 +33,7 @@ def balance(
             "Fix: pass one cost per item"
         )
     if ranks < 1:
-        raise ArgumentError(
-            f"balance: ranks is {ranks}, at least one is needed. Fix: pass 1 or more"
-        )
+        raise ArgumentError(f"balance: ranks is {ranks}, expected 1 or more. Fix: pass 1 or more")
     if not len(values):
         return [[] for _ in range(ranks)]
     if equal_counts:

@@ -36,8 +36,8 @@ def best_fit_decreasing(
     over = np.flatnonzero((columns > capacities).any(axis=1))
     if len(over):
         raise PlanError(
-            f"best_fit_decreasing: sizes[{over[0]}] is {sizes[over[0]].tolist()}, the capacity is "
-            f"{capacity}. Fix: raise the capacity, or leave the item out"
+            f"best_fit_decreasing: sizes[{over[0]}] is {sizes[over[0]].tolist()}, but the capacity is {capacity}. "
+            "Fix: raise the capacity, or leave the item out"
         )
     if sizes.ndim == 1 and parts is None:
         return _by_histogram(sizes, int(capacities[0]))

@@ -93,13 +93,13 @@ def calibrate(
     if len(counts) < len(names) + 1:
         raise ArgumentError(
             f"calibrate: {len(counts)} steps can't fit {len(names)} parts ({', '.join(names)}). "
-            f"Fix: measure {len(names) + 1} or more, or pass parts of which there are fewer"
+            f"Fix: measure {len(names) + 1} or more, or pass fewer parts"
         )
     # a step's seconds, of each part, over those measured
     shares = np.stack(list(columns.values()), axis=1) / seconds[:, None]
     if together := _together(shares, names):
         raise ArgumentError(
-            f"calibrate: the steps can't tell {together[0]} from {together[1]}, which grow together in them. "
+            f"calibrate: the steps can't tell {together[0]} from {together[1]}, since both grow together. "
             "Fix: measure micro-batches of other sizes and kinds, or leave one out of parts"
         )
     factors = _fit(shares)
@@ -148,7 +148,7 @@ def _counts(what: Any, base: CostModel, number: int) -> Counts:
         return summed(_counts(part, base, number) for part in what)
     raise ArgumentError(
         f"calibrate: measured[{number}] holds {kind_of(what)}. "
-        "Fix: pass a PackedBatch, its Counts, or a list of those of a step"
+        "Fix: pass a PackedBatch, its Counts, or a list of the Counts of a step"
     )
 
 
@@ -158,7 +158,7 @@ def _asked(parts: Sequence[str] | None) -> list[str] | None:
     odd = [p for p in parts if p not in PARTS] if not isinstance(parts, str) else [parts]
     if odd or not set(parts) - {"batch"}:
         raise ArgumentError(
-            f"calibrate: parts is {parts!r:.80}. Fix: pass some of {', '.join(PARTS)}, in a list, and not batch alone"
+            f"calibrate: parts is {parts!r:.80}. Fix: pass a list of some of {', '.join(PARTS)}, and not batch alone"
         )
     return [name for name in PARTS if name in parts]
 
@@ -183,7 +183,7 @@ def _columns(
         kept = [name for name in asked if name in columns]
         if not kept or kept == ["batch"]:
             raise ArgumentError(
-                f"calibrate: no step holds any of {', '.join(asked)}. Fix: use other parts, or None for all"
+                f"calibrate: no step has any of {', '.join(asked)}. Fix: use other parts, or None for all"
             )
         rest = [column for name, column in columns.items() if name not in asked]
         columns = {name: columns[name] for name in kept}

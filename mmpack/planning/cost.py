@@ -127,7 +127,9 @@ class CostModel:
                 f"{where} is not JSON. Fix: name a file that CostModel.save wrote"
             ) from None
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-            raise PlanError(f"{where} is not a cost of format {FORMAT!r}. Fix: calibrate again")
+            raise PlanError(
+                f"{where} is not a cost file of format {FORMAT!r}. Fix: calibrate again"
+            )
         try:
             return cls(**{**document, "spans": Spans(**document["spans"])})
         except (KeyError, TypeError, ArgumentError) as error:

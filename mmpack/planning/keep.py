@@ -51,7 +51,7 @@ class Age(NamedTuple):
         odd = sorted(name for name in names if not name.isdecimal())
         if odd:
             raise ArgumentError(
-                f"plan: {odd[0]!r:.60} is a name of weights, no number, so its age is unknown. "
+                f"plan: {odd[0]!r:.60} names weights but is not a number, so its age is unknown. "
                 "Fix: pass policy_versions=[…], all names, the oldest first"
             )
         return {name: int(name) for name in names}
@@ -62,7 +62,7 @@ def check_age(max_policy_lag: int | None, policy_versions: Sequence[str] | None)
     if max_policy_lag is None:
         if policy_versions is not None:
             raise ArgumentError(
-                "plan: policy_versions without max_policy_lag has no use. Fix: pass both"
+                "plan: policy_versions has no effect without max_policy_lag. Fix: pass both"
             )
         return None
     check_number("plan", "max_policy_lag", max_policy_lag, least=0)
@@ -144,5 +144,5 @@ def _refuse_two_families(samples: list[Sample], kept: list[int]) -> None:
         (a, i), (b, j) = sorted(families.items(), key=lambda item: item[1])[:2]
         raise PlanError(
             f"plan: samples[{i}] is of family {a}, samples[{j}] of {b} (MM406). "
-            "Fix: plan each family by itself"
+            "Fix: plan each family separately"
         )

@@ -98,7 +98,7 @@ def plan(
             max_tokens = int(room["max_tokens_grad"] or 0)
     if max_tokens is None:
         raise ArgumentError(
-            "plan: max_tokens is None. Fix: pass packed rows of a bin, or model and memory to take them from"
+            "plan: max_tokens is None. Fix: pass the packed rows of a bin, or model and memory to derive them"
         )
     budgets = Budgets(max_tokens, max_patches, max_samples, max_loss_tokens, max_media_bytes)
     budgets.check()

@@ -82,13 +82,15 @@ class Plan(Drawn):
         try:
             document = json.loads(read_bounded(Path(path), MAX_FILE))
         except OSError as error:
-            raise PlanError(f"{where} can't be read: {error.strerror}. Fix: name a plan") from None
+            raise PlanError(
+                f"{where} can't be read: {error.strerror}. Fix: name a plan file"
+            ) from None
         except (ValueError, RecursionError):
             raise PlanError(f"{where} is not JSON. Fix: name a file that Plan.save wrote") from None
         plan = _plan_of(document, where)
         if samples is not None and fingerprint_of(samples) != plan.fingerprint:
             raise PlanError(
-                f"{where} is of other samples, or of these in another order. "
+                f"{where} was made of other samples, or of these in another order. "
                 "Fix: pass the samples that were planned"
             )
         return plan
@@ -151,9 +153,9 @@ def _check(plan: Plan) -> None:
     if any(type(i) is not int or i < 0 for i in members) or len(set(members)) != len(members):
         raise ValueError("bins are not distinct indices of samples")
     if sorted(b for rank in plan.ranks for b in rank) != list(range(len(plan.bins))):
-        raise ValueError("ranks don't hold each bin once")
+        raise ValueError("ranks don't list each bin exactly once")
     if len(members) != plan.total_samples or type(plan.total_tokens) is not int:
-        raise ValueError("totals are not those of the bins")
+        raise ValueError("totals don't match the bins")
     lists = (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens, plan.bin_costs, plan.share)
     if any(len(values) != len(plan.bins) for values in lists):
-        raise ValueError("what is said of bins has another length than bins")
+        raise ValueError("fields per bin differ in length from bins")

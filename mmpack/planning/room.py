@@ -18,7 +18,7 @@ FIX = "what weights, gradients and optimizer leave free, in bytes"
 def check_memory(model: Any, memory: int | None) -> None:
     """Raise ArgumentError for memory without a model, or that is no number of bytes."""
     if model is None and memory is not None:
-        raise ArgumentError("plan: model is missing. Fix: pass model beside memory, or neither")
+        raise ArgumentError("plan: memory is given without model. Fix: pass both or neither")
     if memory is not None:
         check_number("plan", "memory", memory, least=0, fix=f"pass {FIX}")
 

@@ -66,7 +66,7 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
     if not rows:
         raise ArgumentError(
             f"probe: {a.name!r:.60} and {b.name!r:.60} have no module in common. "
-            "Fix: sides of one model, whose modules are called by transformers' names"
+            "Fix: pass sides of one model, with modules under transformers' names"
         )
     suggests = None
     if first is not None:
@@ -187,8 +187,8 @@ def _refuse_others(a: Record, b: Record) -> None:
     ):
         if mine != theirs:
             raise ArgumentError(
-                f"probe: {a.name!r:.60} and {b.name!r:.60} were recorded with other {name}. "
-                "Fix: record both with the same samples, in one order, and the same options"
+                f"probe: {a.name!r:.60} and {b.name!r:.60} were recorded with different {name}. "
+                "Fix: record both with the same samples, order and options"
             )
 
 

@@ -141,20 +141,20 @@ class Places:
 def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
     """Places of these samples. `tokens`: "all", "loss" (the rows that predict loss tokens), or indices.
 
-    Indices are for each sample, negative from its end: a sequence of ints; or `{sample_id: indices}`, and no token of
+    Indices are for each sample, negative from its end: a sequence of ints; or `{{sample_id: indices}}`, and no token of
     samples that it leaves out. Raises: ArgumentError.
     """
     if not len(samples):
-        raise ArgumentError("probe: there are no samples. Fix: pass one or more")
+        raise ArgumentError("probe: samples is empty. Fix: pass one or more")
     for i, sample in enumerate(samples):
         if not isinstance(sample, Sample):
             raise ArgumentError(
-                f"probe: samples[{i}] is {kind_of(sample)}. Fix: pass samples, as mp.read_trace gives them"
+                f"probe: samples[{i}] is {kind_of(sample)}. Fix: pass samples, as mp.read_trace returns them"
             )
     names = [s.sample_id for s in samples]
     if len(set(names)) < len(names):
         raise ArgumentError(
-            "probe: two samples have one sample_id. Fix: give each sample an id of its own"
+            "probe: two samples have the same sample_id. Fix: give each sample an id of its own"
         )
     pairs, kinds, kind_of_place = [], [BEFORE], []
     media, grids, placeholders, modalities = [], [], [], []
@@ -198,7 +198,7 @@ def _chosen(sample: Sample, tokens: Any) -> list[int]:
             return list(range(length))
         if tokens == "loss":
             return sorted({t - 1 for s in sample.loss_spans for t in range(s.start, s.stop)})
-        raise ArgumentError(f"probe: tokens is {tokens!r:.60}. Fix: 'all', 'loss' or indices")
+        raise ArgumentError(f"probe: tokens is {tokens!r:.60}. Fix: pass 'all', 'loss' or indices")
     if isinstance(tokens, Mapping):
         tokens = tokens.get(sample.sample_id, ())
     try:
@@ -207,15 +207,15 @@ def _chosen(sample: Sample, tokens: Any) -> list[int]:
         indices = np.empty(0, dtype=object)
     if (indices.size and indices.dtype.kind not in "iu") or indices.dtype == object:
         raise ArgumentError(
-            f"probe: tokens is {kind_of(tokens)}, expected whole numbers. Fix: 'all', 'loss', [0, -1] or "
-            "{sample_id: indices}"
+            f"probe: tokens is {kind_of(tokens)}, expected whole numbers. "
+            f"Fix: pass 'all', 'loss', [0, -1] or {{sample_id: indices}}"
         )
     out = {int(i) + length * (int(i) < 0) for i in indices}
     wrong = [i for i in out if not 0 <= i < length]
     if wrong:
         raise ArgumentError(
             f"probe: token {wrong[0]} is not in sample {sample.sample_id!r:.60} of {length} tokens. "
-            "Fix: indices of its input_ids"
+            "Fix: pass indices into its input_ids"
         )
     return sorted(out)
 

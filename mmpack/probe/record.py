@@ -155,7 +155,7 @@ class Recorder:
             terms: how many products the module sums for one value: the width of what it reads.
         """
         if side not in (IN, OUT):
-            raise ArgumentError(f"probe: side is {side!r:.40}. Fix: 'in' or 'out'")
+            raise ArgumentError(f"probe: side is {side!r:.40}. Fix: pass 'in' or 'out'")
         name = f"{module}<{side}"
         entry = self.record.entries.get(name)
         if entry is None:

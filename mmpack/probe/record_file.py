@@ -46,7 +46,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
     """Write a record to `path`, which ends in `.probe`. Raises: ArgumentError."""
     if not isinstance(record, Record):
         raise ArgumentError(
-            f"write_record: it is handed {kind_of(record)}. Fix: what probe.record returns"
+            f"write_record: record is {kind_of(record)}. Fix: pass what probe.record returned"
         )
     path = _path("write_record", path)
     if path.suffix != SUFFIX:
@@ -80,7 +80,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"write_record: {record.name!r:.60} can't be written ({why}). Fix: JSON values in its about and extra"
+            f"write_record: {record.name!r:.60} can't be written ({why}). Fix: keep JSON values in its about and extra"
         ) from None
     with (
         replaced(path, "write_record", ArgumentError) as file,

@@ -38,8 +38,8 @@ class Side:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not callable(self.run):
             raise ArgumentError(
-                f"probe.Side: it is handed {kind_of(self.name)} and {kind_of(self.run)}. "
-                "Fix: Side(name, run), where run takes samples and a recorder"
+                f"probe.Side: name is {kind_of(self.name)} and run {kind_of(self.run)}. "
+                "Fix: pass Side(name, run), where run takes samples and a recorder"
             )
 
 
@@ -56,7 +56,7 @@ def record(
     """Run samples through one side and keep its digests; arguments as of `run`. `passes`: noisy ones after it."""
     if not isinstance(side, Side):
         raise ArgumentError(
-            f"probe: a side is {kind_of(side)}. Fix: pass a probe.Side, as probe_side(model) makes one, or a record"
+            f"probe: a side is {kind_of(side)}. Fix: pass a probe.Side, such as probe_side(model), or a record"
         )
     check_whole("probe", "passes", passes, least=0)
     check_whole("probe", "seed", seed, least=0)
@@ -104,10 +104,12 @@ def run(
     """
     contract = Contract() if contract is None else contract
     if not isinstance(contract, Contract):
-        raise ArgumentError(f"probe.run: contract is {kind_of(contract)}. Fix: probe.Contract(…)")
+        raise ArgumentError(
+            f"probe.run: contract is {kind_of(contract)}. Fix: pass probe.Contract(…)"
+        )
     if isinstance(a, Record) and isinstance(b, Record) and len(samples):
         raise ArgumentError(
-            "probe.run: both sides are records, and records run no samples. Fix: leave samples out"
+            "probe.run: both sides are records, which don't run samples. Fix: leave out samples"
         )
     options = {"tokens": tokens, "passes": contract.passes, "memory": memory, "seed": seed}
     left, right = (

@@ -47,12 +47,12 @@ def load_exercises(
         )
     if split in ("", "..") or Path(split).name != split:
         raise ArgumentError(
-            f"load_exercises: split={split!r} is not a name. Fix: e.g. split='train'"
+            f"load_exercises: split={split!r} is not a name. Fix: pass a name such as split='train'"
         )
     exercises = list(islice(_exercises(data, split), limit))
     if not exercises:
         raise TraceError(
-            f"load_exercises: {data} holds no problem of split {split!r}. Fix: check the folder"
+            f"load_exercises: {data} holds no problem in split {split!r}. Fix: check the folder and the split"
         )
     return exercises
 
@@ -101,7 +101,7 @@ def _of_layout(folder: Path, root: Path) -> Exercise:
     record = _json_object(_file_below(root, folder, "data.json", where), where)
     names = _strings(record.get("images", ["img_diagram.png"]), "images", where)
     if not names:
-        raise _broken(where, "images", "is empty, expected the names of pictures")
+        raise _broken(where, "images", "is empty, expected names of pictures")
     choices = _strings(record.get("choices", []), "choices", where)
     answer = _string(record, "answer", where)
     if choices:
@@ -130,7 +130,7 @@ def _json_object(data: bytes, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(record, dict):
         raise TraceError(
-            f"load_exercises: {where} holds a {type(record).__name__}. Fix: pass a JSON object"
+            f"load_exercises: {where} holds a {type(record).__name__}. Fix: write a JSON object"
         )
     return record
 
@@ -243,7 +243,7 @@ def _file_below(root: Path, folder: Path, name: str, where: str) -> bytes:
         ) from None
     if not inside:
         raise TraceError(
-            f"load_exercises: {where} names {name!r}, which lies outside {root}. Fix: move it below"
+            f"load_exercises: {where} names {name!r}, which lies outside {root}. Fix: move the file below it"
         )
     if data is None:
         raise TraceError(
@@ -273,7 +273,7 @@ def _strings(value: Any, name: str, where: str) -> tuple[str, ...]:
 
 def _broken(where: str, field: str, why: str) -> TraceError:
     return TraceError(
-        f"load_exercises: {where}: field {field!r} {why}. Fix: write it as the format says"
+        f"load_exercises: {where}: field {field!r} {why}. Fix: write the field as the format requires"
     )
 
 

@@ -42,7 +42,7 @@ def qwen_vl_processor(
     if not 0 < least <= most:
         raise ArgumentError(
             f"qwen_vl_processor: min_pixels={least}, max_pixels={most}. "
-            "Fix: 0 < min_pixels <= max_pixels"
+            "Fix: pass 0 < min_pixels <= max_pixels"
         )
     # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
     settings: Any = {"size": {"shortest_edge": least, "longest_edge": most}, **released.settings}

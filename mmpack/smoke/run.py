@@ -48,17 +48,21 @@ def _check(options: SmokeOptions) -> None:
     generates = options.engine == "transformers"
     if generates and options.top_p != 1.0:
         raise ArgumentError(
-            "smoke: --top-p is of vLLM's sampler; with generate the line `kept ids` samples with top-p by itself. "
-            "Fix: --engine vllm, or leave it out"
+            "smoke: --top-p is for vLLM's sampler; with generate the check `kept ids` samples with top-p by itself. "
+            "Fix: use --engine vllm, or leave it out"
         )
     if options.video and (options.data is not None or options.learn):
-        raise ArgumentError("smoke: clips are drawn, and not learned. Fix: drop --data and --learn")
+        raise ArgumentError(
+            "smoke: --video draws its own clips and can't learn from them. Fix: leave out --data and --learn"
+        )
     if options.video and options.inject in OF_PICTURES:
-        raise ArgumentError(f"smoke: {options.inject} is put into pictures. Fix: drop --video")
+        raise ArgumentError(
+            f"smoke: {options.inject} is a fault of pictures. Fix: leave out --video"
+        )
     if options.learn and not generates:
-        raise ArgumentError("smoke: --learn samples with generate. Fix: drop --engine")
+        raise ArgumentError("smoke: --learn samples with generate. Fix: leave out --engine")
     if generates and options.inject in ENGINE_CAUSES:
-        raise ArgumentError(f"smoke: {options.inject} needs a real engine. Fix: --engine vllm")
+        raise ArgumentError(f"smoke: {options.inject} needs a real engine. Fix: use --engine vllm")
 
 
 def _run(options: SmokeOptions, report: Report, **engine: Any) -> None:

@@ -74,7 +74,7 @@ def from_chat(
     answers = [k for k, m in enumerate(given) if m["role"] == "assistant"]
     if not answers:
         raise ArgumentError(
-            "from_chat: no message is an assistant's. Fix: pass a finished conversation"
+            "from_chat: no message is an assistant's. Fix: pass a conversation with answers"
         )
     shown, items = _media_of(given, media, processor)
     turns: list[Turn] = []
@@ -83,7 +83,8 @@ def from_chat(
     for k in answers:
         if k == begin:
             raise ArgumentError(
-                f"from_chat: messages[{k}] is an assistant's and answers nothing. Fix: put what it answers before it"
+                f"from_chat: messages[{k}] is an assistant's, but no message comes before it. "
+                "Fix: put the prompt before it"
             )
         answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
         if answer is None:
@@ -231,7 +232,7 @@ def _message(given: Any, where: str) -> dict[str, Any]:
     else:
         if not isinstance(calls, list | tuple):
             raise ArgumentError(
-                f"{where}.tool_calls is {kind_of(calls)}, expected a list. Fix: pass it whole"
+                f"{where}.tool_calls is {kind_of(calls)}, expected a list. Fix: pass the whole object"
             )
         message["tool_calls"] = [
             _tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
@@ -258,7 +259,9 @@ def _plain(given: Any, where: str) -> dict[str, Any]:
     dump = getattr(given, "model_dump", None)
     value = dump() if callable(dump) else given
     if not isinstance(value, Mapping):
-        raise ArgumentError(f"{where} is {kind_of(given)}, expected an object. Fix: pass it whole")
+        raise ArgumentError(
+            f"{where} is {kind_of(given)}, expected an object. Fix: pass the whole object"
+        )
     return dict(value)
 
 
@@ -268,7 +271,7 @@ def _call(given: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     response = _plain(call.get("response", call), f"{where}.response")
     choices = response.get("choices")
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
-        raise ArgumentError(f"{where} has no choices. Fix: pass request and response of each call")
+        raise ArgumentError(f"{where} has no choices. Fix: pass each call's request and response")
     return request, response
 
 
@@ -351,8 +354,8 @@ def _answer_text(
     whole = processor.render([*before, message], **{**options, "add_generation_prompt": False})
     if not whole.startswith(asked):
         raise ArgumentError(
-            f"processor: the chat template does not go on from its generation prompt with message {k}, so the answer's "
-            "text can't be known. Fix: pass token_ids, or another chat_template"
+            f"processor: message {k} as the chat template writes it does not continue the generation prompt, so "
+            "the answer's text is not known. Fix: pass token_ids, or another chat_template"
         )
     return whole[len(asked) :].rstrip()
 

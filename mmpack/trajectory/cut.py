@@ -152,7 +152,7 @@ def _cut_routes(sample: Sample, out: Sample, start: int, stop: int) -> None:
     instead = len(out) - (len(sample) - (stop - start))
     if instead and start < rows_read(len(out), out.loss_indices):
         raise ArgumentError(
-            f"truncate: {sample.sample_id!r:.60} has routed_experts, and ids that stand in for what is cut have none. "
+            f"truncate: {sample.sample_id!r:.60} has routed_experts, but ids that replace what is cut have none. "
             "Fix: leave instead_ids out, or set routed_experts to None"
         )
     middle = np.zeros((instead, *routes.shape[1:]), routes.dtype)

@@ -125,8 +125,8 @@ def _step(sample: Sample) -> int:
     turns = set(span_turns(sample)) or {sample.turn}
     if len(turns) > 1:
         raise ArgumentError(
-            f"group_index: {sample.sample_id!r:.60} holds {len(turns)} turns, a step is one. "
-            "Fix: to_samples(…, merge=False)"
+            f"group_index: {sample.sample_id!r:.60} holds {len(turns)} turns, but a step is one turn. "
+            "Fix: make samples by to_samples(…, merge=False)"
         )
     (turn,) = turns
     if turn is None:
@@ -141,7 +141,8 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
         return
     if not isinstance(weights, Mapping):
         raise ArgumentError(
-            f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. Fix: pass {{'task': 1.0}}"
+            f"trajectory_groups: weights is {kind_of(weights)}, expected names and weights. "
+            f"Fix: pass a dict such as {{'task': 1.0}}"
         )
     for name, weight in weights.items():
         check_number("trajectory_groups", f"weights[{name!r:.40}]", weight)
@@ -166,8 +167,8 @@ def _check_rewards(samples: Sequence[Sample], weights: Mapping[str, float] | Non
     left_out = ", ".join(sorted(map(repr, there - weights.keys())))
     if left_out and (missing or not weights):
         raise ArgumentError(
-            f"trajectory_groups: weights name {', '.join(map(repr, missing)) or 'nothing'}, which no reward bears, and "
-            f"leave out {left_out}. Fix: name rewards as they are, with the weight 0 for those to leave out"
+            f"trajectory_groups: weights name {', '.join(map(repr, missing)) or 'nothing'}, which no reward "
+            f"has, and leave out {left_out}. Fix: use the rewards' own names, with weight 0 for those to leave out"
         )
 
 

@@ -40,7 +40,7 @@ def lists_of(given: Any, count: int, name: str, where: str, scored: bool = False
     if len(lists) != count:
         raise ArgumentError(
             f"{where}: {name} has {len(lists)} lists for {count} response ids. "
-            "Fix: pass one per id, empty where mask is 0"
+            "Fix: pass one list per id, empty where the mask is 0"
         )
     return lists
 
@@ -53,7 +53,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
         return [(0, count, str(given))]
     if not isinstance(given, Sequence) or isinstance(given, bytes | bool):
         raise ArgumentError(
-            f"{where}: policy_versions is {kind_of(given)}. Fix: pass a name, or (start, stop, name) for runs of ids"
+            f"{where}: policy_versions is {kind_of(given)}. Fix: pass a name, or (start, stop, name) per run of ids"
         )
     out: list[tuple[int, int, str]] = []
     end = 0
@@ -72,7 +72,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
         if not end <= start <= stop <= count:
             raise ArgumentError(
                 f"{where}: policy_versions[{i}] is [{start}, {stop}) after {end}, of {count} response ids. "
-                "Fix: sort and cut them, and count the response's ids"
+                "Fix: sort them, without overlap, and count ids of the response"
             )
         out.append((start, stop, str(name)))
         end = stop
@@ -87,10 +87,12 @@ def rewards_of(
     name = record.score
     if record.turn_rewards is not None:
         if record.rewards is not None:
-            raise ArgumentError(f"{where} has rewards and turn_rewards. Fix: pass one of them")
+            raise ArgumentError(f"{where} has both rewards and turn_rewards. Fix: pass one of them")
         values = _numbers(record.turn_rewards, "turn_rewards", len(runs), "turn", where)
         if not values.ndim:
-            raise ArgumentError(f"{where}: turn_rewards is a number. Fix: pass one per turn")
+            raise ArgumentError(
+                f"{where}: turn_rewards is a number. Fix: pass a list, one per turn"
+            )
         return [[(Score(name, value), None)] for value in values.tolist()]
     if record.rewards is None:
         return out
@@ -149,8 +151,8 @@ class Routes(NamedTuple):
         have = len(self.values)
         if have < stop - 1:
             raise ArgumentError(
-                f"{where}: routed_experts end at token {have}, the answer at {stop}. "
-                "Fix: record all but the last token's, or leave routed_experts out"
+                f"{where}: routed_experts end at token {have}, but the answer at {stop}. "
+                "Fix: record all but the last token's, or leave out routed_experts"
             )
         missing = np.zeros((max(stop - have, 0), *self.values.shape[1:]), self.values.dtype)
         return np.concatenate([self.values[:stop], missing])
@@ -179,6 +181,6 @@ def full_routes(
         ):
             return Routes(np.concatenate([turn.routed_experts[: routes.start], routes.values]), 0)
     raise ArgumentError(
-        f"{where}: routed_experts begin at token {routes.start}, and no earlier turn has those before it. "
-        "Fix: ask for all (routed_experts_prompt_start=0), or leave them out"
+        f"{where}: routed_experts begin at token {routes.start}, but no earlier turn has those before it. "
+        "Fix: request all (routed_experts_prompt_start=0), or leave them out"
     )

@@ -128,7 +128,9 @@ def from_records(
         what = kind_of(records)
         raise ArgumentError(f"from_records: records is {what}, expected a list. Fix: pass Records")
     if not records:
-        raise ArgumentError("from_records: no records. Fix: leave out episodes without an answer")
+        raise ArgumentError(
+            "from_records: records is empty. Fix: leave out episodes without an answer"
+        )
     where = f"from_records: {trajectory_id!r:.60}"
     known: dict[int, list[Medium]] = {}
     rows = []

@@ -48,8 +48,8 @@ def check_replay(turn: Turn) -> None:
     routes = turn.routed_experts
     if routes is not None and len(routes) != len(turn):
         raise ArgumentError(
-            f"Turn: routed_experts has the routes of {len(routes)} tokens, the turn has {len(turn)}. "
-            "Fix: pass one row per token of context and response; that of the last may hold anything"
+            f"Turn: routed_experts has routes for {len(routes)} tokens, but the turn has {len(turn)}. "
+            "Fix: pass one row per token of context and response; the last row may hold anything"
         )
 
 
@@ -90,7 +90,7 @@ def joined_lists(turns: Sequence[Turn], spans: Sequence[Sequence[LossSpan]]) -> 
     if kept and len(kept) != len(own):
         raise ArgumentError(
             f"to_samples: {len(kept)} of {len(own)} turns of one sample have kept_ids. "
-            "Fix: record them for each turn, or for none"
+            "Fix: record them for every turn, or for none"
         )
     return {"kept_ids": Ragged.cat(kept) if kept else None, "teachers": teachers or None}
 

@@ -90,7 +90,7 @@ def _turns(sample: Sample) -> list[Turn]:
     runs = _runs(sample.loss_spans)
     if not runs:
         raise ArgumentError(
-            f"from_samples: {sample.sample_id!r:.60} has no loss spans, so no turn. Fix: leave it out"
+            f"from_samples: {sample.sample_id!r:.60} has no loss spans, so it holds no turn. Fix: leave it out"
         )
     _check_positions(sample)
     starts = np.cumsum([0] + [s.stop - s.start for s in sample.loss_spans]).tolist()
@@ -207,8 +207,8 @@ def _share_out(sample: Sample, turns: list[Turn], field: str, alone: bool) -> li
                 score = dataclasses.replace(score, scope={"region": scope["region"] - before})
         if at is None:
             raise ArgumentError(
-                f"from_samples: {field}[{i}] of {sample.sample_id!r:.60} belongs to no single turn. "
-                "Fix: give it the scope of a turn"
+                f"from_samples: {field}[{i}] of {sample.sample_id!r:.60} belongs to more than one turn. "
+                "Fix: give it the scope of one turn"
             )
         held = getattr(turns[at], field) or []
         setattr(turns[at], field, [*held, score])
@@ -227,6 +227,6 @@ def _check_positions(sample: Sample) -> None:
     if not np.array_equal(own, sample.position_ids):
         at = int(np.argmax((own != sample.position_ids).any(axis=0)))
         raise ArgumentError(
-            f"from_samples: position_ids of {sample.sample_id!r:.60} are not by its family's rule (token {at}). "
+            f"from_samples: position_ids of {sample.sample_id!r:.60} don't follow its family's rule (token {at}). "
             "Fix: record the rule in Sample.processor, or drop position_ids"
         )

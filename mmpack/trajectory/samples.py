@@ -258,7 +258,8 @@ def _annotate(
                 at = item.media_index
                 if at is not None and at >= len(seen):
                     raise ArgumentError(
-                        f"{where}: {name}[{i}] names media[{at}], the turn has {len(seen)}. Fix: fix media_index"
+                        f"{where}: {name}[{i}] names media[{at}], but the turn has {len(seen)} media. "
+                        "Fix: correct media_index"
                     )
                 lists[name].append(
                     item if at is None else dataclasses.replace(item, media_index=index[seen[at]])
@@ -293,8 +294,8 @@ def _give_episode_scores(
             turn = last if whole else score.scope["turn"]
             if turn not in holder:
                 raise ArgumentError(
-                    f"to_samples: {name}[{i}] of {trajectory.trajectory_id!r:.60} is of turn {max(turn, 0)}, there are "
-                    f"{count} turns. Fix: drop the score, or record the turn"
+                    f"to_samples: {name}[{i}] of {trajectory.trajectory_id!r:.60} belongs to turn "
+                    f"{max(turn, 0)}, but there are {count} turns. Fix: drop the score, or record the turn"
                 )
             sample = holder[turn]
             if whole and len(samples) > 1:

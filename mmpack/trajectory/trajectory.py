@@ -86,7 +86,7 @@ class Turn:
             self.observation_ids = ids_of("Turn", "observation_ids", self.observation_ids)
         elif self.observation_media:
             raise ArgumentError(
-                "Turn: observation_media without observation_ids. Fix: pass the ids with their placeholders"
+                "Turn: observation_media is given without observation_ids. Fix: pass the ids with their placeholders"
             )
         self.logprobs = _logprobs(self.logprobs, len(self.response_ids))
         check_replay(self)
@@ -131,7 +131,7 @@ class Turn:
                 )
             if name == "loss_spans" and span.start < end:
                 raise ArgumentError(
-                    f"Turn: loss_spans[{i}] starts at {span.start}, before {end}. Fix: sort and cut them"
+                    f"Turn: loss_spans[{i}] starts at {span.start}, before {end}. Fix: sort them, without overlap"
                 )
             end = span.stop
 
@@ -162,7 +162,7 @@ class Trajectory:
             if not isinstance(getattr(self, name), str):
                 what = kind_of(getattr(self, name))
                 raise ArgumentError(
-                    f"Trajectory: {name} is {what}, expected a text. Fix: pass its name"
+                    f"Trajectory: {name} is {what}, expected a str. Fix: pass its name"
                 )
         check_name("Trajectory", "family", self.family, FAMILIES)
         self.turns = _list_of(Turn, self.turns, "turns", "Trajectory") or []
@@ -174,7 +174,7 @@ class Trajectory:
             value = getattr(self, name)
             if not isinstance(value, dict) and (value is not None or name == "metadata"):
                 raise ArgumentError(
-                    f"Trajectory: {name} is {kind_of(value)}, expected a dict. Fix: pass name -> value"
+                    f"Trajectory: {name} is {kind_of(value)}, expected a dict. Fix: pass a dict of names to values"
                 )
         for name in SCORES:
             setattr(self, name, _scores(getattr(self, name), name, "Trajectory"))
@@ -258,6 +258,6 @@ def _scores(given: Any, name: str, what: str = "Turn") -> list[Any] | None:
         if scope != "sequence" and not own:
             raise ArgumentError(
                 f'{what}: {name}[{i}] has scope {scope!r:.60}, expected "sequence" or {" or ".join(allowed)}. '
-                "Fix: scores of a turn belong to the Turn, those of the episode to the Trajectory"
+                "Fix: keep a turn's scores in the Turn, the episode's in the Trajectory"
             )
     return scores

@@ -78,15 +78,15 @@ def truncate(
     if side == "right":
         ends = [p.stop for p in parts if p.kind == "response" and head <= p.stop <= max_tokens]
         if not ends:
-            _refuse(sample, max_tokens, "no response ends within it", head)
+            _refuse(sample, max_tokens, "no response ends within the budget", head)
         start, stop, instead = ends[-1], len(sample), instead[:0]
     else:
         start, stop = head, _left_stop(sample, parts, head, max_tokens - len(instead), keep)
         rest = loss_within(sample, stop, len(sample))
         if rest and not changed_context:
             raise ArgumentError(
-                f"truncate: {sample.sample_id!r:.60} has {rest} loss tokens behind the cut, which the policy sampled "
-                "with what is cut away. Fix: pass side='right', or changed_context=True"
+                f"truncate: {sample.sample_id!r:.60} has {rest} loss tokens after the cut, which the policy "
+                "sampled with the removed context. Fix: pass side='right', or changed_context=True"
             )
     out = without(sample, start, stop, instead)
     if side == "left":
@@ -115,7 +115,7 @@ def _kept_head(keep: int, parts: list[Piece], sample: Sample) -> int:
             else f"in a {inside.kind}, [{inside.start}, {inside.stop})"
         )
         raise ArgumentError(
-            f"truncate: keep is {keep}, which lies {where}. Fix: keep whole pieces; see mp.trajectory.pieces"
+            f"truncate: keep is {keep}, which lies {where}. Fix: keep whole pieces (mp.trajectory.pieces lists them)"
         )
     return keep
 
@@ -138,7 +138,7 @@ def _left_stop(sample: Sample, parts: list[Piece], head: int, budget: int, keep:
 
 def _refuse(sample: Sample, budget: int, why: str, head: int) -> None:
     raise ArgumentError(
-        f"truncate: {sample.sample_id!r:.60} has {len(sample)} tokens, {head} of them kept at its beginning, and "
+        f"truncate: {sample.sample_id!r:.60} has {len(sample)} tokens, of which the first {head} are kept, and "
         f"can't be cut to {budget} between pictures and actions: {why}. Fix: raise max_tokens, or drop it"
     )
 

@@ -79,15 +79,15 @@ def window(
     if what == "turns":
         if pinned:
             raise ArgumentError(
-                "window: pinned is for what='pictures'. Fix: drop it; the prompt's pictures stay with it"
+                "window: pinned is for what='pictures'. Fix: leave it out; the prompt's pictures stay anyway"
             )
         return _of_turns(history, places, last, instead)
     gone = places[pinned : max(pinned, len(places) - last)]
     timed = timed_media(history) & {start for start, _ in gone}
     if timed:
         raise ArgumentError(
-            f"window: the video at token {min(timed)} of {history.sample_id!r:.60} has its seconds as text around "
-            "it, which would stay. Fix: pass what='turns', or pin it"
+            f"window: the video at token {min(timed)} of {history.sample_id!r:.60} has its seconds as text "
+            "around it, which would stay behind. Fix: pass what='turns', or pin it"
         )
     out, end = [], 0
     for start, stop in gone:
@@ -114,13 +114,13 @@ def _of_turns(
     if stop is None:
         raise ArgumentError(
             f"window: the picture at token {first} of {history.sample_id!r:.60} lies in no observation. "
-            "Fix: record observation_spans, or what='pictures'"
+            "Fix: record observation_spans, or pass what='pictures'"
         )
     if stop <= head:
         return Context.of(history)
     if not last and later and later[-1] >= stop:
         raise ArgumentError(
-            "window: the newest observation holds a picture, last is 0. Fix: pass last=1, or what='pictures'"
+            "window: the newest observation holds a picture, but last is 0. Fix: pass last=1, or what='pictures'"
         )
     ids = np.concatenate([history.input_ids[:head], instead, history.input_ids[stop:]])
     return Context(ids, media_after(history, head, stop), [(head, stop)])
@@ -131,6 +131,6 @@ def text_ids(what: str, name: str, given: Any, sample: Sample) -> np.ndarray:
     ids = ids_of(what, name, given)
     if np.isin(ids, list(FAMILIES[sample.family].placeholder_ids.values())).any():
         raise ArgumentError(
-            f"{what}: {name} holds a placeholder, it stands in for pictures as text. Fix: pass text ids"
+            f"{what}: {name} holds a placeholder, but it replaces pictures by text. Fix: pass text ids"
         )
     return ids

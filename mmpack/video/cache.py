@@ -71,7 +71,7 @@ class FrameCache:
         except OSError as error:
             raise ArgumentError(
                 f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}). "
-                "Fix: pass a folder to write to, with room"
+                "Fix: pass a folder that is writable and has room"
             ) from None
 
     def frames(self, key: str, decode: Callable[[], np.ndarray]) -> np.ndarray:
@@ -110,8 +110,8 @@ class FrameCache:
         self.stats.unwritten += 1
         if self.stats.unwritten == 1:
             warnings.warn(
-                f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}), frames are decoded each "
-                "time. Fix: make room, or another folder",
+                f"FrameCache: can't write to {str(self.folder)[-80:]!a} ({error.strerror}), so frames are "
+                "decoded each time. Fix: make room, or use another folder",
                 UnwrittenWarning,
                 stacklevel=2,
             )
@@ -157,7 +157,7 @@ def _read(path: Path) -> np.ndarray | None:
         return None
     except OSError as error:
         raise ArgumentError(
-            f"FrameCache: can't read {str(path)[-80:]!a} ({error.strerror}). Fix: remove it"
+            f"FrameCache: can't read {str(path)[-80:]!a} ({error.strerror}). Fix: remove the file"
         ) from None
     with file:
         head = _parsed(file.read(HEAD_BYTES))

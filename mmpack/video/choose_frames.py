@@ -89,9 +89,9 @@ def _refuse_missing_frames(
     held = info.total_frames if info.held_frames is None else info.held_frames
     if frames and frames[-1] >= held:
         raise policy.error(
-            f"reader {settings.reader!r} counts {info.total_frames} frames, and frame {frames[-1]} is beyond the "
-            f"{held} that the stream holds",
-            "reader='container', on both sides",
+            f"reader {settings.reader!r} counts {info.total_frames} frames, but frame {frames[-1]} is beyond "
+            f"the {held} that the stream holds",
+            "set reader='container' on both sides",
         )
 
 
@@ -106,12 +106,14 @@ def _sizes(
         size = processed_size(policy, settings, len(choice.indices), loaded)
     for width, height in (loaded, size):
         if width * height > Limits.max_pixels:
-            raise policy.error(f"frames of {width} × {height} are not pictures", "a smaller size")
+            raise policy.error(
+                f"frames of {width} × {height} are not pictures", "pass a smaller size"
+            )
     unit = settings.patch_size * settings.merge_size
     if size[0] % unit or size[1] % unit:
         raise policy.error(
-            f"frames of {size[0]} x {size[1]} are not cut into merged patches of {unit}",
-            "do_resize=true, or the model's image_patch_size",
+            f"frames of {size[0]} x {size[1]} can't be cut into merged patches of {unit}",
+            "set do_resize=true, or the model's image_patch_size",
         )
     return loaded, size
 

@@ -47,7 +47,9 @@ def decode(
     """
     limits = Limits() if limits is None else limits
     if backend != "auto" and backend not in tuple(BACKENDS):
-        raise ArgumentError(f"decode: backend {backend!r:.40}. Fix: auto, {', '.join(BACKENDS)}")
+        raise ArgumentError(
+            f"decode: backend is {backend!r:.40}. Fix: use auto, {', '.join(BACKENDS)}"
+        )
     check_threads(threads, "decode: threads")
     for name, given, kind in (("cache", cache, FrameCache), ("limits", limits, Limits)):
         if not isinstance(given, kind | None):
@@ -67,7 +69,7 @@ def decode(
     size = (pixels.shape[2], pixels.shape[1])
     if isinstance(frames, FramePlan) and size != tuple(frames.source_size):
         raise ArgumentError(
-            f"{name_of_source(source)} has frames of {size[0]}×{size[1]}, the plan is of one with "
+            f"{name_of_source(source)} has frames of {size[0]}×{size[1]}, but the plan is for one with "
             f"{frames.source_size[0]}×{frames.source_size[1]}. Fix: make the plan of this file"
         )
     return pixels
@@ -89,10 +91,10 @@ def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
         indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
     except ValueError:
         raise ArgumentError(
-            "decode: frames of unequal lengths. Fix: pass a FramePlan, or a sequence of whole numbers"
+            "decode: frames holds lists of different lengths. Fix: pass a FramePlan, or a sequence of whole numbers"
         ) from None
     if indices.size == 0:
-        raise ArgumentError("decode: no frame is asked for. Fix: at least one")
+        raise ArgumentError("decode: frames is empty. Fix: pass at least one index")
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise ArgumentError(
             f"decode: frames of dtype {indices.dtype} and shape {list(indices.shape)}. "
@@ -141,13 +143,13 @@ def _check(
         counted = _counted(frames, video, packets)
         if counted != frames.total_frames:
             raise ArgumentError(
-                f"{video.where} has {counted} frames, the plan is of one with {frames.total_frames}. "
+                f"{video.where} has {counted} frames, but the plan is for one with {frames.total_frames}. "
                 "Fix: make the plan of this file"
             )
     if indices.min() < 0 or indices.max() >= total:
         bad = indices.min() if indices.min() < 0 else indices.max()
         raise ArgumentError(
-            f"{video.where} has {total} frames, no frame {bad}. Fix: 0 to {total - 1}"
+            f"{video.where} has {total} frames, so there is no frame {bad}. Fix: pass 0 to {total - 1}"
         )
     context = video.stream.codec_context
     pixels = context.width * context.height

@@ -53,7 +53,8 @@ def drop_frames(
     kept = np.setdiff1d(np.arange(medium.grid_thw[0]), gone)
     if not len(kept):
         raise ArgumentError(
-            f"drop_frames: all of {medium.media_id!r:.60} would go. Fix: keep a temporal patch, or leave out the sample"
+            f"drop_frames: nothing of {medium.media_id!r:.60} would be left. "
+            "Fix: keep a temporal patch, or leave out the sample"
         )
     stays = np.ones(len(sample), dtype=bool)
     for start, stop in spans_to_cut(sample, media_index, gone, family):
@@ -93,7 +94,7 @@ def _asked(
     sample: Sample, media_index: int, temporal_patches: Sequence[int], what: str
 ) -> tuple[Family, Medium, np.ndarray]:
     """The family, the medium and the patches, ascending, each once."""
-    fix = "an index into sample.media"
+    fix = "pass an index into sample.media"
     media_index = read_value(f"{what}: media_index", "int", media_index, fix)
     if not 0 <= media_index < len(sample.media):
         raise ArgumentError(f"{what}: media[{media_index}] of {len(sample.media)}. Fix: {fix}")
@@ -105,10 +106,10 @@ def _asked(
     family = get_family(sample.family)
     if family.pooled_frames > 1:
         raise ArgumentError(
-            f"{what}: {family.name}'s tower averages {family.pooled_frames} frames into one run of placeholders, so "
-            "none goes by itself. Fix: make the sample of the shorter video"
+            f"{what}: {family.name}'s tower averages {family.pooled_frames} frames into one run of "
+            "placeholders, so none can be dropped alone. Fix: make the sample from the shorter video"
         )
-    fix = "numbers of its temporal patches"
+    fix = "pass numbers of its temporal patches"
     numbers = np.unique(read_numbers(f"{what}: temporal_patches", temporal_patches, fix))
     patches = medium.grid_thw[0]
     if len(numbers) and not (numbers[0] >= 0 and numbers[-1] < patches):
@@ -123,8 +124,8 @@ def _refuse_lost_loss(sample: Sample, stays: np.ndarray) -> None:
     for i, s in enumerate(sample.loss_spans):
         if not stays[s.start : s.stop].all():
             raise ArgumentError(
-                f"drop_frames: loss_spans[{i}] [{s.start}, {s.stop}) of {sample.sample_id!r:.60} covers what is to go. "
-                "Fix: loss spans beside the video"
+                f"drop_frames: loss_spans[{i}] [{s.start}, {s.stop}) of {sample.sample_id!r:.60} covers dropped "
+                "tokens. Fix: keep loss spans outside the video"
             )
 
 
@@ -140,5 +141,5 @@ def _rule_of(sample: Sample, family: Family) -> str | None:
             return rule
     raise ArgumentError(
         f"drop_frames: position_ids of {sample.sample_id!r:.60} follow none of {', '.join(family.position_rules)}. "
-        "Fix: set them to None, then they are computed"
+        "Fix: set them to None; they are then computed"
     )

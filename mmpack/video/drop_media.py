@@ -122,7 +122,7 @@ def _checked(frames: np.ndarray, medium: Medium, family: Family) -> np.ndarray:
     if not fits or -(-len(frames) // family.temporal_patch_size) != medium.grid_thw[0]:
         raise ArgumentError(
             f"frames of shape {list(frames.shape)} and dtype {frames.dtype} are not those of {medium.media_id!r:.60}, "
-            f"grid {list(medium.grid_thw)}. Fix: pass uint8 [n, h, w, 3], all that were handed to the processor"
+            f"grid {list(medium.grid_thw)}. Fix: pass uint8 [n, h, w, 3], all frames that the processor got"
         )
     return frames
 

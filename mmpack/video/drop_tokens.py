@@ -34,8 +34,8 @@ def spans_to_cut(
     if family.video_layout != "frames":
         if any(s.chunk is not None for s in spans):
             raise ArgumentError(
-                f"drop_frames: the sound of {sample.media[media_index].media_id!r:.60} lies among its placeholders, "
-                "which go by its times. Fix: make the sample of the shorter video"
+                f"drop_frames: the sound of {sample.media[media_index].media_id!r:.60} lies among its "
+                "placeholders, placed by its times. Fix: make the sample from the shorter video"
             )
         return [
             (s.start + k * size, s.start + (k + 1) * size) for s in spans for k in gone.tolist()
@@ -91,7 +91,7 @@ def _with_timestamps(
     if not (opened and closed):
         raise ArgumentError(
             f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
-            "Fix: pass a sample of the family's processor"
+            "Fix: pass a sample that the family's processor made"
         )
     if family.frame_text.startswith("{run}"):  # a patch's time stands behind it
         end = stops[-1]

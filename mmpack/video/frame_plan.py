@@ -177,7 +177,7 @@ def _check(plan: FramePlan) -> None:
     if wrong is not None:
         value = reprlib.repr(getattr(plan, wrong))
         raise ArgumentError(
-            f"FramePlan: {wrong} {value:.80} can't be, by itself or beside the other fields. Fix: {_FIX}"
+            f"FramePlan: {wrong} {value:.80} is not possible, by itself or with the other fields. Fix: {_FIX}"
         )
 
 

@@ -57,7 +57,7 @@ def vllm_item(plan: FramePlan, frames: np.ndarray) -> tuple[np.ndarray, dict[str
     wanted = (plan.num_frames, plan.loaded_size[1], plan.loaded_size[0], 3)
     if frames.shape != wanted or frames.dtype != np.uint8:
         raise ArgumentError(
-            f"vllm_item: frames are {frames.dtype} {list(frames.shape)}, the plan has uint8 {list(wanted)}. "
-            "Fix: decode the plan, resized to plan.loaded_size"
+            f"vllm_item: frames are {frames.dtype} {list(frames.shape)}, but the plan has uint8 {list(wanted)}. "
+            "Fix: decode by the plan, resized to plan.loaded_size"
         )
     return frames, {**hf_metadata(plan), "do_sample_frames": False}

@@ -130,14 +130,14 @@ def plan_patches(
     """
     if get_family(family) != get_family(get_family(family).name):
         raise ArgumentError(
-            "plan_patches: the family was changed. Fix: pass one of mmpack.families, or its name"
+            "plan_patches: the family is not a registered one. Fix: pass one of mmpack.families, or its name"
         )
     family = get_family(family)
     unit = family.patch_size * family.spatial_merge_size
     keep = [None] * len(shapes) if keep is None else keep
     if len(keep) != len(shapes):
         raise ArgumentError(
-            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: pass one per clip, or None"
+            f"plan_patches: keep has {len(keep)} entries for {len(shapes)} clips. Fix: pass one entry per clip, or None"
         )
     shapes = [
         read_numbers(f"plan_patches: shape of clip {i}", s, "pass decoded RGB frames").tolist()
@@ -229,7 +229,7 @@ def _size(shape: Sequence[int], last: bool, unit: int, clip: int) -> tuple[int, 
     n, h, w = (int(shape[k]) for k in ((0, 1, 2) if last else (0, 2, 3)))
     if min(n, h, w) < 1 or h % unit or w % unit:
         raise ArgumentError(
-            f"plan_patches: clip {clip} has {n} frames of {w}×{h}, patches cover multiples of {unit}. "
+            f"plan_patches: clip {clip} has {n} frames of {w}×{h}, not multiples of {unit}, which patches cover. "
             "Fix: resize as the processor does"
         )
     return n, h, w
@@ -247,7 +247,7 @@ def _refuse_too_large(sizes: Sequence[tuple[int, int, int]]) -> None:
 def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:
     if keep is None:
         return np.arange(patches, dtype=np.int64)
-    fix = "numbers of at least one of them, ascending"
+    fix = "pass numbers of at least one of them, ascending"
     numbers = read_numbers(f"plan_patches: keep[{clip}]", keep, fix)
     exist = len(numbers) and numbers[0] >= 0 and numbers[-1] < patches
     if not exist or (np.diff(numbers) <= 0).any():

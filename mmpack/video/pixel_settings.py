@@ -23,7 +23,7 @@ def normalization(settings: dict[str, Any] | None) -> dict[str, Any]:
         isinstance(settings.get(name), bool) for name in switches
     ):
         raise ArgumentError(
-            "normalization: the settings don't say do_rescale and do_normalize. "
+            "normalization: the settings lack do_rescale or do_normalize. "
             "Fix: pass processor['video'] as mp.wrap_processor records it"
         )
     scale = mean = std = None
@@ -47,7 +47,8 @@ def byte_values(settings: dict[str, Any] | None) -> np.ndarray:
     if None in how.values() or backend not in ("torchvision", "pil"):
         raise ArgumentError(
             f"byte_values: the settings have do_rescale={how['rescale_factor'] is not None}, do_normalize="
-            f"{how['mean'] is not None}, backend={backend!r:.20}; bytes need both, by 'torchvision' or 'pil'. "
+            f"{how['mean'] is not None}, backend={backend!r:.20}; uint8 pixels need both, with backend "
+            "'torchvision' or 'pil'. "
             "Fix: use a processor that rescales and normalises, or pixels='float32'"
         )
     return _byte_values(backend, how["rescale_factor"], how["mean"], how["std"])
@@ -73,7 +74,9 @@ def of_channels(what: str, values: Any, *, divisors: bool = False) -> tuple[floa
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, (list, tuple)) or len(values) != CHANNELS:
-        raise ArgumentError(f"{what} is {values!r:.60}. Fix: {CHANNELS} numbers, one per channel")
+        raise ArgumentError(
+            f"{what} is {values!r:.60}. Fix: pass {CHANNELS} numbers, one per channel"
+        )
     one = divisor if divisors else _number
     return tuple(one(what, value) for value in values)
 

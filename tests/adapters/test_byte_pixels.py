@@ -146,7 +146,7 @@ def test_bytes_of_two_normalisations(processors):
     _, held = both(processors, "qwen2_5_vl")
     other = copy.deepcopy(held[-1])
     other.processor["image"]["image_mean"] = [0.5] * 3
-    with pytest.raises(ArgumentError, match="normalised otherwise than the images before"):
+    with pytest.raises(ArgumentError, match="normalised unlike the images before"):
         mp.pack([held[0], other])
 
 

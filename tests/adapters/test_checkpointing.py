@@ -203,7 +203,9 @@ def test_switched_off_since_it_stays_off():
 
 def test_what_is_refused():
     model, batch = made(), batch_of()
-    with pytest.raises(PlanError, match=r"with every layer recomputed, there are 10\. Fix: plan"):
+    with pytest.raises(
+        PlanError, match=r"with every layer recomputed, but there are 10\. Fix: plan"
+    ):
         checkpoint_layers(model, batch, 10)
     with pytest.raises(ArgumentError, match="memory"):
         checkpoint_layers(model, batch, -1)

@@ -272,7 +272,7 @@ def test_a_trained_tower_s_step_makes_the_store_stale(attached):
     freeze(attached, False)
     with torch.no_grad():
         packed_logprobs(attached, batch, features=store)
-    with pytest.raises(mp.ModelError, match=r"the tower is trained.*encode_once"):
+    with pytest.raises(mp.ModelError, match=r"the tower is being trained.*encode_once"):
         packed_logprobs(attached, batch, features=store)
     packed_logprobs(attached, batch).sum().backward()
     torch.optim.SGD(attached.parameters(), lr=0.1).step()
@@ -336,7 +336,10 @@ def test_adapters_of_the_tower(change):
                 packed_logprobs(model, batch, features=store)
             model.unmerge_adapter()
         else:
-            with torch.enable_grad(), pytest.raises(mp.ModelError, match="the tower is trained"):
+            with (
+                torch.enable_grad(),
+                pytest.raises(mp.ModelError, match="the tower is being trained"),
+            ):
                 packed_logprobs(model, batch, features=store)
     assert store.stats.misses == 2 * (2 if change in ("disabled", "scaled") else 1)
 
@@ -472,7 +475,9 @@ def test_a_forgotten_backward_is_an_error(trained):
 def test_media_that_were_not_given_are_an_error(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     with (
-        pytest.raises(mp.ModelError, match=r"1 of the pack's 2 media were not in the packs.*Fix"),
+        pytest.raises(
+            mp.ModelError, match=r"1 of the pack's 2 media were not in the encoded packs.*Fix"
+        ),
         encode_once(trained, packs[:1]) as features,
     ):
         packs_and_loss(trained, features, packs)
@@ -482,7 +487,9 @@ def test_a_block_that_was_left_says_so(trained):
     packs = packs_of(two_prompts(), ((0, 1), (2, 3)))
     with encode_once(trained, packs) as features:
         torch.stack(packs_and_loss(trained, features, packs)).sum().backward()
-    with pytest.raises(mp.ModelError, match=r"the block was left.*Fix: forward and backward"):
+    with pytest.raises(
+        mp.ModelError, match=r"its block has ended.*Fix: run each pack's forward and backward"
+    ):
         packs_and_loss(trained, features, packs)
 
 

@@ -189,7 +189,7 @@ def test_the_tests_can_see_a_wrong_rule(model, family):
     with torch.no_grad():
         right = together(model, batch)
         batch.visible_from = torch.arange(len(batch.input_ids), dtype=torch.int32)
-        with pytest.raises(mp.ArgumentError, match="the plan is of another visible_from"):
+        with pytest.raises(mp.ArgumentError, match="the plan was made of another visible_from"):
             together(model, batch)
         causal = replace(FAMILIES["qwen2_vl"], two_way_media=())
         with pytest.MonkeyPatch.context() as patch:

@@ -131,7 +131,10 @@ def test_who_needs_room_takes_what_nobody_holds_the_oldest_first(store):
         assert key(0) in store and key(2) not in store
         with pytest.raises(BlobError, match="MM503"):
             store.put(key(12), pixels(12))
-    with pytest.raises(BlobError, match="is not in the store") as caught, store.hold([key(0), key(1)]):
+    with (
+        pytest.raises(BlobError, match="is not in the store") as caught,
+        store.hold([key(0), key(1)]),
+    ):
         pass
     assert caught.value.code == "MM404"
     store.put(key(12), pixels(12))  # nothing of the failed hold stayed
@@ -290,7 +293,9 @@ def test_what_is_refused(store):
     with pytest.raises(mp.ArgumentError, match="float32 \\[64\\]"):
         store.put(key(1), pixels(1)[0])
     store.put(key(1), pixels(1))
-    with pytest.raises(mp.ArgumentError, match=r"float32 \[4, 64\] in the store, but uint8 \[4, 64\] now"):
+    with pytest.raises(
+        mp.ArgumentError, match=r"float32 \[4, 64\] in the store, but uint8 \[4, 64\] now"
+    ):
         store.put(key(1), pixels(1).astype(np.uint8))
     store.release()
     assert store.remove([key(1)]) == 1  # what was refused holds nothing

@@ -132,7 +132,7 @@ def test_a_batch_that_was_changed():
         "rollout_logprobs",
     }
     td["visible_until"] = td["visible_until"].clone().fill_(1)
-    with pytest.raises(mp.ArgumentError, match="the plan is of another visible_until"):
+    with pytest.raises(mp.ArgumentError, match="the plan was made of another visible_until"):
         from_tensordict(td)
 
 

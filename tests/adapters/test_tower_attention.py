@@ -372,7 +372,7 @@ def test_a_forced_backend_that_cannot_run_is_an_error(models, family, monkeypatc
     encode(model, modality, media)  # its own attention is not asked
     with attach(model, text=False):
         with pytest.raises(
-            mp.BackendError, match="tower attention: varlen was asked for, and varl"
+            mp.BackendError, match="tower attention: varlen was requested, but varl"
         ):
             encode(model, modality, media)
         monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "sdpa")

@@ -102,7 +102,7 @@ def test_limits():
     data = as_wav(sine(16_000), 16_000)
     with pytest.raises(mp.AudioError, match="has 8000 samples"):
         decode(data, limits=Limits(max_samples=7_999))
-    with pytest.raises(mp.AudioError, match="too many samples at the rate asked for"):
+    with pytest.raises(mp.AudioError, match="too many samples at the requested rate"):
         decode(data, sampling_rate=768_000, limits=Limits(max_samples=8_000))
     with pytest.raises(mp.AudioError, match="more than 100 bytes"):
         decode(data, limits=Limits(max_file_bytes=100))

@@ -88,7 +88,7 @@ def test_memory_that_runs_out_is_a_row(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="real shapes would run here")
 def test_real_shapes_need_a_gpu():
-    with pytest.raises(ArgumentError, match=r"needs a GPU.*Fix: --tiny"):
+    with pytest.raises(ArgumentError, match=r"needs a GPU.*Fix: use --tiny"):
         run(Options([NAME], ["geo"], ["shared"]))
 
 

@@ -183,7 +183,9 @@ def test_changed_weights_are_refused_however_they_changed(media, change):
     store, module = FeatureStore(10**6), media.tower.modules[0]
     media.fetch(store, "ab")
     change(module)
-    with pytest.raises(mp.ModelError, match=r"weights changed since.*Fix: store.clear") as caught:
+    with pytest.raises(
+        mp.ModelError, match=r"weights changed since.*Fix: call store.clear"
+    ) as caught:
         media.fetch(store, "a")
     assert "\n" not in str(caught.value)
     assert not store.fits(media.tower)
@@ -250,7 +252,7 @@ def test_modes_that_change_nothing_share_features(media):
 def test_a_trained_tower_is_refused(media):
     store = FeatureStore(10**6)
     media.tower.modules[0][1].adapter.weight.requires_grad_(True)
-    with pytest.raises(mp.ModelError, match=r"the tower is trained.*Fix: .*encode_once"):
+    with pytest.raises(mp.ModelError, match=r"the tower is being trained.*Fix: .*encode_once"):
         media.fetch(store, "a")
     with torch.no_grad():
         media.fetch(store, "a")
@@ -260,7 +262,7 @@ def test_a_trained_tower_is_refused(media):
 def test_dropout_is_refused_where_it_drops(media):
     store, module = FeatureStore(10**6), media.tower.modules[0]
     module[1].dropout.p = 0.1
-    with pytest.raises(mp.ModelError, match=r"1\.dropout of the tower.*Fix: dropout 0"):
+    with pytest.raises(mp.ModelError, match=r"1\.dropout of the tower.*Fix: set dropout to 0"):
         media.fetch(store, "a")
     module.eval()
     media.fetch(store, "a")
@@ -296,7 +298,9 @@ def test_an_equal_tower_of_another_model_shares(media):
 def test_another_tower_is_refused(media):
     store = FeatureStore(10**6)
     media.fetch(store, "ab")
-    with pytest.raises(mp.ModelError, match=r"of another tower.*Fix: keep a FeatureStore for each"):
+    with pytest.raises(
+        mp.ModelError, match=r"from another tower.*Fix: keep a FeatureStore for each"
+    ):
         media.fetch(store, "a", Tower((made(seed=1),)))
 
 
@@ -312,11 +316,11 @@ def test_equality_is_proved_by_all_values_and_once(media, monkeypatch):
     assert compared == [1]
     # towers that differ, and whose digests are made equal
     monkeypatch.setattr(Tower, "digest", lambda tower: store._digest)
-    with pytest.raises(mp.ModelError, match="can't be proved"):
+    with pytest.raises(mp.ModelError, match="can't be compared"):
         media.fetch(store, "a", Tower((made(seed=1),)))
     media.tower = Tower((twin.modules[0],))
     del store._first[:]
-    with pytest.raises(mp.ModelError, match="can't be proved"):
+    with pytest.raises(mp.ModelError, match="can't be compared"):
         media.fetch(store, "a", Tower((made(seed=0),)))
 
 

@@ -113,7 +113,7 @@ def test_what_is_held_stays():
         assert cached(index, "ab") == 2 and cached(index, "xyz") == 1
         again = put(index, "q")
         assert again.stop == 2 and cached(index, "x") == 0
-        with pytest.raises(ArgumentError, match="clear: 1 prefixes are held"):
+        with pytest.raises(ArgumentError, match="clear: 1 prefixes are still held"):
             index.clear()
         assert hit.rows.tolist() == [0, 1, 2, 3]
     put(index, "xyz")
@@ -376,7 +376,7 @@ except mp.MissingExtraError as error:
         (lambda i: PrefixIndex(float("nan"), bytes_per_token=1), "max_bytes is nan"),
         (lambda i: PrefixIndex(15, bytes_per_token=1), "max_bytes is 15, one block takes 16"),
         (lambda i: i.lookup([b"a"]), "keys is a list|keys is of type list"),
-        (lambda i: i.lookup(keys_of("a", 3)), "blocks of 3 tokens, the index has 2"),
+        (lambda i: i.lookup(keys_of("a", 3)), "blocks of 3 tokens, but the index has 2"),
         (lambda i: i.lookup(keys_of("a"), limit=-1), "limit is -1"),
         (lambda i: i.lookup(keys_of("a"), limit=1.5), "limit is 1.5"),
         (lambda i: i.reserve(keys_of("a"), packed_rows=[1]).__enter__(), "packed_rows has shape"),

@@ -108,7 +108,7 @@ def test_scatter_is_torchs_index_copy():
         (lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3).double()]), "torch.float64"),
         (
             lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3)] * 2),
-            "2 tensors, the store has 1",
+            "2 tensors, but the store has 1",
         ),
         (lambda s: s.write(torch.tensor([1]), []), "tensors is empty"),
         (lambda s: s.write(torch.tensor([1]), torch.zeros(1, 3)), "tensors is of type Tensor"),
@@ -117,7 +117,7 @@ def test_scatter_is_torchs_index_copy():
         (lambda s: s.write(np.array([1.0]), [torch.zeros(1, 3)]), "dtype float64"),
         (lambda s: s.read(torch.tensor([1.0])), "dtype torch.float32"),
         (lambda s: s.read(torch.tensor([8])), "from 8 to 8"),
-        (lambda s: RowStore(4).read(torch.tensor([0])), "nothing was written"),
+        (lambda s: RowStore(4).read(torch.tensor([0])), "nothing has been written"),
         (lambda s: RowStore(4).write(torch.tensor([0]), [torch.tensor(1.0)]), "single number"),
         (lambda s: RowStore(0), "rows is 0"),
         (

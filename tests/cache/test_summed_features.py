@@ -190,7 +190,7 @@ def test_a_backward_after_the_block(pixels):
     x = returned(features, "a")
     features.backward()
     for late in (lambda: x.sum().backward(), lambda: fetch(features, "a")):
-        with pytest.raises(mp.ModelError, match=r"the block was left.*Fix: "):
+        with pytest.raises(mp.ModelError, match=r"its block has ended.*Fix: "):
             late()
 
 

@@ -403,10 +403,10 @@ def test_doctor_says_which_op_runs_on_what(monkeypatch):
         forced = ops("cuda", "varlen")
         assert {op["backend"] for op in forced.values()} == {None}
         assert forced["policy_loss"]["why"] == (
-            "policy_loss: MMPACK_BACKEND is cuda, and csrc/ has no cpu code. Fix: set MMPACK_BACKEND=auto"
+            "policy_loss: MMPACK_BACKEND is cuda, but csrc/ has no cpu code. Fix: set MMPACK_BACKEND=auto"
         )
         assert (
-            "sum_rows: MMPACK_BACKEND is cuda, and the op has no cuda kernel"
+            "sum_rows: MMPACK_BACKEND is cuda, but the op has no cuda kernel"
             in forced["sum_rows"]["why"]
         )
         for op in ("attention", "tower attention"):

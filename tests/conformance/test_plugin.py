@@ -46,7 +46,7 @@ def test_a_family_of_one_s_own_outside_of_this_project(tmp_path):
 
 def test_what_is_not_there(tmp_path):
     for arguments, message in (
-        (["--family", "llava"], "--family llava: known are qwen2_vl"),
+        (["--family", "llava"], "--family llava is unknown, use one of qwen2_vl"),
         (["--kit", "my_families"], "--kit my_families: expected MODULE:KIT"),
     ):
         done = run(tmp_path, *arguments)

@@ -152,14 +152,14 @@ def test_one_turn_number_in_two_samples_is_two_chunks():
 
 def test_wrong_arguments_are_one_line(episodes):
     batch = mp.pack(episodes)
-    with pytest.raises(ArgumentError, match="has 56 loss tokens, no multiple of 9"):
+    with pytest.raises(ArgumentError, match="has 56 loss tokens, not a multiple of 9"):
         action_chunks(batch, tokens=9)
     with pytest.raises(ArgumentError, match="tokens is 0"):
         action_chunks(batch, tokens=0)
     with pytest.raises(ArgumentError, match="batch is of type list"):
         action_chunks(episodes)
     bare = mp.pack([make_sample([("text", [1]), ("response", [2])])])
-    with pytest.raises(ArgumentError, match="'s0' is in no turn"):
+    with pytest.raises(ArgumentError, match="'s0' belongs to no turn"):
         action_chunks(bare)
     with pytest.raises(ArgumentError, match=r"expected \[12\]"):
         action_chunks(batch).spread(torch.ones(3))

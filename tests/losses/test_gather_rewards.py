@@ -32,9 +32,9 @@ def run(rank, ranks, rendezvous):
         want = mp.group_advantages(rewards, groups, kind, **k)[mine]
         assert torch.equal(mp.group_advantages(whole, index, kind, **k)[own], want)
     by_name(rewards, groups, mine)
-    with pytest.raises(mp.ArgumentError, match="those of another rank are more, fewer or of"):
+    with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
         mp.gather_rewards(rewards[mine].double() if rank else rewards[mine])
-    with pytest.raises(mp.ArgumentError, match="those of another rank are more, fewer or of"):
+    with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
         mp.gather_rewards(*[rewards[mine]] * (1 if rank else 2))
     distributed.destroy_process_group()
 

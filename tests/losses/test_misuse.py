@@ -126,7 +126,7 @@ CASES = [
     (advantages, {"eps": -1e-6}, "eps is -1e-06"),
     (advantages, {"rewards": [1.0] * N}, "rewards is of type list"),
     (advantages, {"group_index": ["a", "a", "b"]}, "group_index is of type list"),
-    (advantages, {"num_tokens": torch.ones(N).long()}, "num_tokens is given and kind is 'grpo'"),
+    (advantages, {"num_tokens": torch.ones(N).long()}, "num_tokens is given, but kind is 'grpo'"),
     (advantages, {"kind": "reinforce_pp", "num_tokens": torch.ones(N)}, "dtype torch.float32"),
     (advantages, {"kind": "reinforce_pp", "num_tokens": torch.ones(2).long()}, "shape [2]"),
     (

@@ -495,7 +495,7 @@ def test_gpu_agrees_and_never_waits(kind):
         ),
         ({"dual_clip": 1.0}, "dual_clip is 1.0, expected a finite number above 1"),
         ({"dual_clip": math.nan}, "dual_clip is nan"),
-        ({"dual_clip": 3.0, "kind": "cispo"}, "dual_clip is 3.0, and cispo has no minimum"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "dual_clip is 3.0, but cispo has no minimum"),
         ({"logprobs": np.zeros(N)}, "logprobs is a numpy array, expected a tensor"),
         ({"logprobs": None}, "logprobs is None, expected a tensor"),
         ({"advantages": [0.0] * B}, "advantages is of type list, expected a tensor"),

@@ -166,14 +166,14 @@ def test_numbers_may_be_tensors_in_a_list():
         ({"rewards": torch.tensor(1.0)}, "rewards is of shape [] for 3 samples"),
         ({"rewards": torch.ones(3) * 1j}, "rewards are torch.complex64"),
         ({"rewards": torch.ones(3).to_sparse()}, "layout torch.sparse_coo"),
-        ({"rewards": [1e39, 0.0, 0.0]}, "add up to 1e+39 on a token, which float32 can't hold"),
+        ({"rewards": [1e39, 0.0, 0.0]}, "add up to 1e+39 on one token, which float32 can't hold"),
         ({"rewards": [[score(None)], [], []]}, "'r' of sample 'a' is None, expected a finite"),
         ({"rewards": [[score("1")], [], []]}, "'r' of sample 'a' is of type str"),
         ({"rewards": [[score(1.0, {"region": -1})], [], []]}, "which has no loss token"),
         ({"rewards": [[], [], [score(1.0, {"turn": -1})]]}, "which has no loss token"),
         ({"rewards": [[score(1.0, {"region": "x"})], [], []]}, "scope {'region': 'x'} of"),
         ({"rewards": [[score(1.0, {"span": [0]})], [], []]}, "scope {'span': [0]} of sample 'a'"),
-        ({"rewards": [1.0] * 3, "weights": {}}, "weights name no score, and leave out 'reward'"),
+        ({"rewards": [1.0] * 3, "weights": {}}, "weights name no score and leave out 'reward'"),
         ({"rewards": [1.0] * 3, "weights": {1: 1.0, "typo": 2.0}}, "weights name 'typo'"),
         ({"at": np.zeros(2)}, "at is a numpy array. Fix: use one of last, all, mean"),
         ({"at": "first"}, "at is 'first'. Fix: use one of last, all, mean"),
@@ -188,9 +188,7 @@ def test_wrong_arguments_are_named(keywords, says):
 
 def test_a_misspelt_weight_is_an_error_and_a_score_that_a_batch_lacks_is_none():
     batch = HandBatch(rewards=[[score(1.0, name="exact")], [], [score(3.0, name="format")]])
-    with pytest.raises(
-        ArgumentError, match=r"'fromat', which no score of the batch bears.*'format'"
-    ):
+    with pytest.raises(ArgumentError, match=r"'fromat', which no score of the batch has.*'format'"):
         scatter_rewards(batch, weights={"exact": 1.0, "fromat": 0.5})
     weights = {"exact": 1.0, "format": 0.0, "iou": 0.5}  # no sample of this batch has boxes
     assert scatter_rewards(batch, weights=weights).tolist() == [0, 0, 0, 0, 1, 0, 0]

@@ -104,7 +104,7 @@ def test_no_samples_and_equal_ones(kind):
         ({"kind": "gdpo"}, "rewards is of type Tensor and kind is 'gdpo'"),
         ({"rewards": {"a": torch.ones(3)}}, "rewards is of type dict and kind is 'grpo'"),
         ({"kind": "pass_at_k"}, "k is None, expected a whole number"),
-        ({"k": 2}, "k is given and kind is 'grpo'"),
+        ({"k": 2}, "k is given, but kind is 'grpo'"),
         ({"weights": {"a": 1.0}}, "weights is ['a'] for kind 'grpo'"),
         ({"unit_index": torch.zeros(3)}, "unit_index has shape [3] and dtype torch.float32"),
         ({"unit_index": [0, 1, 2]}, "unit_index is of type list, expected a tensor"),

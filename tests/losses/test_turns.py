@@ -95,7 +95,7 @@ def test_one_long_sample_and_a_sample_per_turn_are_the_same_turns():
         assert turns.token_turn.tolist() == [0, 0, 1, 1, 1]
     assert [x.tolist() for x in parts.columns(torch.tensor([7.0, 8.0]))] == [[7, 7], [8, 8, 8]]
     assert parts.sample_trajectory.tolist() == [0, 0]
-    with pytest.raises(mp.ArgumentError, match="have no turn, and trajectory 't' has several"):
+    with pytest.raises(mp.ArgumentError, match="have no turn, but trajectory 't' has several"):
         mp.turns_of([sample("a", [mp.LossSpan(2, 3)]), sample("b", [mp.LossSpan(2, 3)])])
 
 

@@ -46,5 +46,5 @@ def test_scale_and_no_loss_token():
 
 
 def test_old_values_and_clip_go_together():
-    with pytest.raises(ArgumentError, match="old_values and clip go together"):
+    with pytest.raises(ArgumentError, match="old_values and clip must be passed together"):
         value_loss(torch.zeros(9), torch.zeros(9), CU, clip=0.2)

@@ -315,19 +315,21 @@ def test_wrong_use_is_an_error():
     q, k, v, _ = draw(1, 2, 1, len(until), 8, torch.float32)
     plan = plan_attention(line.until, line.padding, line.start)
     with pytest.raises(
-        ArgumentError, match="plan is of no window and no two-way blocks, the call of a window of 4"
+        ArgumentError,
+        match="plan is for no window and no two-way blocks, but the call for a window of 4",
     ):
         tree_attention(q, k, v, until, plan, window=4)
     made = plan_of_rule(plan, 4, True)
     with pytest.raises(
-        ArgumentError, match="a window of 4 and two-way blocks, the call of a window of 4 and no"
+        ArgumentError,
+        match="a window of 4 and two-way blocks, but the call for a window of 4 and no",
     ):
         tree_attention(q, k, v, until, made, window=4)
-    with pytest.raises(ArgumentError, match="the plan is of another visible_from"):
+    with pytest.raises(ArgumentError, match="the plan was made of another visible_from"):
         tree_attention(q, k, v, until, made, window=4, visible_from=torch.zeros_like(start))
-    with pytest.raises(ArgumentError, match="the plan is of a rule already"):
+    with pytest.raises(ArgumentError, match="the plan was made for a rule already"):
         plan_of_rule(made, 4)
-    with pytest.raises(ArgumentError, match="the plan knows no two-way blocks"):
+    with pytest.raises(ArgumentError, match="the plan has no two-way blocks"):
         plan_of_rule(plan_attention(line.until, line.padding), None, True)
     with pytest.raises(ArgumentError, match="window is 0, expected a whole number of 1 or more"):
         plan_of_rule(plan, 0)

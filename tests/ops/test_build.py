@@ -23,7 +23,7 @@ runpy.run_module("mmpack.ops.build", run_name="__main__")
 
 def test_cuda_forced_on_the_cpu(monkeypatch):
     monkeypatch.setenv("MMPACK_BACKEND", "cuda")
-    with pytest.raises(BackendError, match=r"MMPACK_BACKEND is cuda, and csrc/ has no cpu code"):
+    with pytest.raises(BackendError, match=r"MMPACK_BACKEND is cuda, but csrc/ has no cpu code"):
         group_advantages(torch.zeros(2), torch.zeros(2).long())
 
 

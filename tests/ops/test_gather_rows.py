@@ -91,7 +91,7 @@ def test_compiles_in_one_piece():
             lambda: gather_rows(
                 torch.ones(3), torch.tensor([0]), inverse=Inverse(*torch.zeros(2, 1).int())
             ),
-            "the inverse is of 0 rows, x has 3",
+            "the inverse is for 0 rows, but x has 3",
         ),
         (lambda: gather_rows(torch.ones(3), torch.zeros(1, device="meta").long()), "is on meta"),
     ],

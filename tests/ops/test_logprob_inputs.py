@@ -36,7 +36,7 @@ def device(request):
 
 @each_op
 def test_unlike_devices(op, x):
-    with pytest.raises(ArgumentError, match=r"targets on meta\. Fix: put all on one device$"):
+    with pytest.raises(ArgumentError, match=r"targets on meta\. Fix: move all to one device$"):
         op(x, TARGETS.to("meta"))
     if x.is_cuda:
         with pytest.raises(ArgumentError, match="is on cuda:0 and targets on cpu"):

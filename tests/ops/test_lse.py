@@ -283,7 +283,7 @@ def test_a_backend_without_is_refused_by_name(monkeypatch, packages):
     until, plan, rows = packed([64, 64])
     q, k, v, _ = draw(1, 4, 4, len(rows), 64, torch.bfloat16)
     message = (
-        "flex_flash was asked for, and gives no log-sum-exp. Fix: use one of sdpa, flash_attn_4"
+        "flex_flash was requested, but returns no log-sum-exp. Fix: use one of sdpa, flash_attn_4"
     )
     with pytest.raises(BackendError, match=message):
         tree_attention(q, k, v, until, plan, backend="flex_flash", return_lse=True)

@@ -118,7 +118,7 @@ def test_a_backend_without_is_refused_by_name():
     skip_unless(TREE, "flex_flash")
     until, plan, rows = packed(*PACKS["shared"], device="cuda")
     q, k, v, _ = draw(1, 28, 4, len(rows), 128, torch.bfloat16, "cuda")
-    with pytest.raises(BackendError, match="flex_flash was asked for, and gives no log-sum-exp"):
+    with pytest.raises(BackendError, match="flex_flash was requested, but returns no log-sum-exp"):
         tree_attention(q, k, v, until, plan, backend="flex_flash", return_lse=True)
 
 

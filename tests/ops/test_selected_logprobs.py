@@ -177,7 +177,7 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph(num_rows):
         ({"rows": torch.tensor([0])}, "targets has 2 entries for 1 rows"),
         ({"rows": None}, "targets has 2 entries for 4 rows"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"rows_unique": torch.tensor([0])}, "rows_unique and row_inverse go together"),
+        ({"rows_unique": torch.tensor([0])}, "rows_unique and row_inverse must be passed together"),
         (
             {"rows_unique": torch.tensor([0]), "row_inverse": torch.tensor([0, 1])},
             "row_inverse runs from 0 to 1, expected [0, 1)",

@@ -145,7 +145,7 @@ def test_the_gradient_takes_the_place_of_the_logits_once(device):
 def test_rows_that_may_repeat_are_refused(device, gradient):
     logits, targets, keywords = problem(device, False)
     rows = keywords["rows_unique"]
-    with pytest.raises(ArgumentError, match=f"gradient is '{gradient}', and rows may repeat"):
+    with pytest.raises(ArgumentError, match=f"gradient is '{gradient}', but rows may repeat"):
         selected_logprobs(logits, targets, rows, gradient=gradient)
     with pytest.raises(ArgumentError, match="gradient is 'none'"):
         selected_logprobs(logits, targets, rows, gradient="none")

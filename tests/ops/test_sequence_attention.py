@@ -252,7 +252,7 @@ def test_report(hopper, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("varlen", "tower attention: varlen was asked for, and varlen needs a CUDA device"),
+        ("varlen", "tower attention: varlen was requested, but varlen needs a CUDA device"),
         ("flash_attn", "flash-attn is not installed. Fix: pass MMPACK_TOWER_ATTENTION=auto"),
         (
             "flex_flash",
@@ -276,7 +276,7 @@ def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch
 def test_what_does_not_fit_is_an_error():
     q, k, v, _ = draw(1, 2, 2, 7, 8, torch.float32)
     plan = plan_sequences([3, 4])
-    with pytest.raises(ArgumentError, match="the plan is of 8 rows, there are 1 × 7"):
+    with pytest.raises(ArgumentError, match="the plan is for 8 rows, but there are 1 × 7"):
         sequence_attention(q, k, v, plan_sequences([8]))
     with pytest.raises(ArgumentError, match="key has shape"):
         sequence_attention(q, k[:, :, :5], v, plan)

@@ -154,7 +154,7 @@ def test_report(hopper, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("varlen", "varlen was asked for, and varlen needs a CUDA device, not cpu"),
+        ("varlen", "varlen was requested, but varlen needs a CUDA device, not cpu"),
         ("flash_attn", "flash-attn is not installed"),
         ("triton", "'triton' is not a backend. Fix: pass MMPACK_ATTENTION=auto, or one of sdpa, "),
     ],
@@ -191,10 +191,10 @@ def test_a_plan_of_another_batch_is_an_error():
     until, _, rows = packed([3, 4])
     _, other, _ = packed([3, 5])
     q, k, v, _ = draw(1, 2, 2, len(rows), 8, torch.float32)
-    with pytest.raises(ArgumentError, match="the plan is of 8 rows, there are 1 × 7"):
+    with pytest.raises(ArgumentError, match="the plan is for 8 rows, but there are 1 × 7"):
         tree_attention(q, k, v, until, other)
     _, other, _ = packed([4, 3])
-    with pytest.raises(ArgumentError, match="the plan is of another visible_until"):
+    with pytest.raises(ArgumentError, match="the plan was made of another visible_until"):
         tree_attention(q, k, v, until, other)
 
 

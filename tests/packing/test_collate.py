@@ -72,7 +72,7 @@ def test_columns():
         ([full_sample().to_dict()], r"items\[0\] is dict.*from_dict"),
         ([full_sample(), (full_sample("b"), {"a": 1.0})], r"items\[1\] has the columns \['a'\]"),
         ([(full_sample(), 0.5)], r"items\[0\] is tuple"),
-        ([], "no samples"),
+        ([], "samples is empty"),
     ],
 )
 def test_refused_in_one_line(items, match):

@@ -325,7 +325,7 @@ def test_an_empty_sample_has_no_rows(share):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: mp.pack([]), "no samples"),
+        (lambda s: mp.pack([]), "samples is empty"),
         (lambda s: mp.pack([s], on_invalid="keep"), "on_invalid is 'keep'"),
         (lambda s: mp.pack([s], pad_to_multiple_of=0), "pad_to_multiple_of is 0"),
         (lambda s: mp.pack([s], pad_to_multiple_of=2.5), "pad_to_multiple_of is 2.5"),

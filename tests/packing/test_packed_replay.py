@@ -217,15 +217,15 @@ def test_lists_are_sliced_and_joined():
         support[0]
     scored = ScoredSupport(support.offsets, support.ids, torch.zeros(3))
     for wrong, says in (
-        (lambda: support[torch.tensor([3])], "3 lists have no such index"),
-        (lambda: support[torch.tensor([0.5])], "have no such index"),
-        (lambda: support[::-1], "have no such index"),
+        (lambda: support[torch.tensor([3])], "does not fit its 3 lists"),
+        (lambda: support[torch.tensor([0.5])], "does not fit its"),
+        (lambda: support[::-1], "does not fit its"),
         (lambda: support[torch.tensor([[0]])], r"indexed by a tensor of shape \[1, 1\]"),
         (lambda: support.split([1]), "counts add up to 1 for 3 lists"),
         (lambda: support.split([1, 3]), "counts add up to 4 for 3 lists"),
         (lambda: support.split([4, -1]), "counts add up to 3 for 3 lists"),
         (lambda: Support.cat([support, scored]), "a part is of type ScoredSupport"),
-        (lambda: Support.cat([]), "there are no parts"),
+        (lambda: Support.cat([]), "there is nothing to join"),
     ):
         with pytest.raises(ArgumentError, match=f"{says}.*Fix: "):
             wrong()

@@ -91,7 +91,7 @@ def test_flips_are_those_of_a_loop(levels, frames, seed):
 def test_what_are_no_ids_is_one_line(bad):
     with pytest.raises(ArgumentError, match=r"^codec_flips: right is [^\n]+Fix: "):
         codec_flips([[1]], bad)
-    with pytest.raises(ArgumentError, match="another length is not a flip"):
+    with pytest.raises(ArgumentError, match="a different length is not a flip"):
         codec_flips([[1]], [[1, 2]])
 
 

@@ -186,7 +186,7 @@ def test_evidence_of_another_type_is_refused(about, why):
 def test_a_rollout_without_logprobs_is_refused():
     rolled = sample([-1.0])
     rolled.rollout_logprobs = None
-    with pytest.raises(ArgumentError, match="ask the engine"):
+    with pytest.raises(ArgumentError, match="let the engine"):
         logprob_drift([rolled], [np.array([-1.0])])
 
 

@@ -57,7 +57,9 @@ def test_logprobs_beside_the_traces(sides):
     for wrong in ([["a"]], [[1.0]] * 2, object()):
         with pytest.raises(ArgumentError, match=r"logprobs\['s0'\]"):
             trace_drift(left, bare, {"s0": wrong})
-    with pytest.raises(ArgumentError, match=r"train_logprobs is of type list, .* Fix: \{sample_id"):
+    with pytest.raises(
+        ArgumentError, match=r"train_logprobs is of type list, .* Fix: pass \{sample_id"
+    ):
         trace_drift(left, bare, of_train(right))
 
 

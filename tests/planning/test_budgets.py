@@ -109,7 +109,7 @@ def test_samples_of_weights_that_are_too_old_are_left_out():
 def test_names_of_weights_want_an_order():
     samples = [versioned("a", "new"), versioned("b", "old", "new")]
     with pytest.raises(
-        ArgumentError, match=r"'new' is a name of weights, no number.* Fix: pass policy_versions="
+        ArgumentError, match=r"'new' names weights but is not a number.* Fix: pass policy_versions="
     ):
         plan(samples, max_tokens=20, max_policy_lag=0)
     order = ["oldest", "old", "new", "newest"]
@@ -165,9 +165,9 @@ def test_a_plan_is_a_file(tmp_path):
         (lambda d: d | {"bins": [[0, 0]]}, "not distinct indices"),
         (lambda d: d | {"bins": [[-1]]}, "not distinct indices"),
         (lambda d: d | {"bins": None}, "is damaged"),
-        (lambda d: d | {"ranks": [[0, 0]]}, "each bin once"),
-        (lambda d: d | {"total_samples": 9}, "totals are not"),
-        (lambda d: d | {"share": []}, "another length than bins"),
+        (lambda d: d | {"ranks": [[0, 0]]}, "each bin exactly once"),
+        (lambda d: d | {"total_samples": 9}, "totals don't match"),
+        (lambda d: d | {"share": []}, "differ in length from bins"),
         (lambda d: {k: v for k, v in d.items() if k != "stats"}, "is damaged"),
         (lambda d: d | {"dropped": [{"index": 1}]}, "is damaged"),
     ],
@@ -183,5 +183,5 @@ def test_damaged_files_are_named(tmp_path, change, why):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PlanError, match=r"can't be read.* Fix: name a plan"):
+    with pytest.raises(PlanError, match=r"can't be read.* Fix: name a plan file"):
         Plan.load(tmp_path / "none.json")

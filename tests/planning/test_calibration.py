@@ -105,7 +105,7 @@ def test_parts_left_out_keep_their_proportion():
         ([17], {}, r"measured\[0\] is of type int"),
         ([(Counts(rows=10), 1.0)], {"parts": ["rows"]}, "parts is .'rows'.*some of decoder"),
         ([(Counts(rows=10), 1.0)], {"parts": ["batch"]}, "not batch alone"),
-        ([(Counts(rows=10), 1.0)], {"parts": ["tower"]}, "no step holds any of tower"),
+        ([(Counts(rows=10), 1.0)], {"parts": ["tower"]}, "no step has any of tower"),
     ],
 )  # fmt: skip
 def test_steps_that_say_too_little_are_refused(steps, options, message):
@@ -157,7 +157,7 @@ def test_a_cost_is_a_file(tmp_path):
     assert same == found.cost and same.spans == BASE.spans
     document = json.loads((tmp_path / "cost.json").read_text())
     for change, message in (
-        ({"format": "other"}, "not a cost of format"),
+        ({"format": "other"}, "not a cost file of format"),
         ({"row": "fast"}, "is damaged"),
         ({"speed": 3}, "is damaged"),
     ):

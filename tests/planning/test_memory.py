@@ -93,7 +93,9 @@ def test_kept_layers_meet_the_budget_and_none_more_would():
         elif blocks < model.tower.blocks:
             assert model.peak(LOAD, kept=kept, kept_blocks=blocks + 1) > memory
     assert (kept, blocks) == (28, 32)
-    with pytest.raises(PlanError, match=r"32259 rows take .* there are 1,000,000,000. Fix: plan"):
+    with pytest.raises(
+        PlanError, match=r"32259 rows take .* but there are 1,000,000,000. Fix: plan"
+    ):
         model.kept_layers(LOAD, 10**9)
 
 

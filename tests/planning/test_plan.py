@@ -386,7 +386,7 @@ def test_memory_and_model_go_together():
     samples = [of_length(4)]
     for wrong, what in (
         ({}, "max_tokens is None"),
-        ({"memory": 10**9}, "model is missing"),
+        ({"memory": 10**9}, "memory is given without model"),
         ({"model": {"model_type": "llava"}, "memory": 10**9}, "of type 'llava'"),
         ({"model": CONFIG, "memory": "40GB"}, "plan: memory is of type str"),
     ):

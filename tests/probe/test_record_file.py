@@ -173,7 +173,7 @@ def test_what_is_no_file(tmp_path):
 def test_what_no_file_can_hold(record, tmp_path, value):
     path = tmp_path / "a.probe"
     record.about["x"] = value
-    with pytest.raises(mp.ArgumentError, match="Fix: JSON values"):
+    with pytest.raises(mp.ArgumentError, match="Fix: keep JSON values"):
         mp.probe.write_record(path, record)
     assert not path.exists()
     with pytest.raises(mp.ArgumentError, match="Fix: "):

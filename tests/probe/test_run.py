@@ -146,7 +146,7 @@ def test_wrong_arguments_are_refused():
         with pytest.raises(mp.ArgumentError, match="Fix: "):
             wrong()
     a = mp.probe.record(layers(), one)
-    with pytest.raises(mp.ArgumentError, match=r"records run no samples\. Fix: "):
+    with pytest.raises(mp.ArgumentError, match=r"records, which don't run samples\. Fix: "):
         mp.probe.run(a, a, one)
     with pytest.raises(mp.ArgumentError, match="other samples"):
         mp.probe.compare(a, mp.probe.record(layers(), one[:1]), Contract())

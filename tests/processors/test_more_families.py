@@ -110,7 +110,7 @@ def test_internvl_settings(internvl, picture):
         mp.wrap_processor(internvl, position_rule="grid")
     internvl.image_token_id = 151671  # InternVL3.5's
     try:
-        with pytest.raises(ArgumentError, match="is 151671, known are internvl 151667"):
+        with pytest.raises(ArgumentError, match="is 151671, expected one of internvl 151667"):
             mp.wrap_processor(internvl)
     finally:
         internvl.image_token_id = 151667

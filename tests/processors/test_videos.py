@@ -267,7 +267,7 @@ def test_plans_that_do_not_fit(make, files):
     plan = plan_of(files[0], **processor.settings["video"]["sampling"])
     with pytest.raises(ArgumentError, match="4 frames of 64×64, the plan has"):
         processor(ask((frames(), plan)), sample_id="s")
-    with pytest.raises(ArgumentError, match="the plan is of one with"):
+    with pytest.raises(ArgumentError, match="the plan is for one with"):
         processor(ask((files[1], plan)), sample_id="s")
     forged = dataclasses.replace(plan, grid_thw=(plan.grid_thw[0], 2, 2))
     with pytest.raises(LayoutError, match="makes a grid of"):

@@ -161,8 +161,8 @@ def test_a_file_beside_a_recorded_video_is_the_one_recorded(make, files):
 def test_a_plan_of_another_size(make, files):
     plan = sample(files[0], **make().settings["video"]["sampling"])
     other = dataclasses.replace(plan, source_size=(120, 160), loaded_size=(120, 160))
-    refused(r"of 160×120, the plan is of one with 120×160", decode, files[0], other)
-    refused(r"the plan is of one with 120×160", make().medium, (files[0], other))
+    refused(r"of 160×120, but the plan is for one with 120×160", decode, files[0], other)
+    refused(r"the plan is for one with 120×160", make().medium, (files[0], other))
 
 
 def test_name_and_metadata_of_a_recorded_video_stay(make, files):

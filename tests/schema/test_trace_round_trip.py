@@ -263,7 +263,10 @@ def test_killed_write_leaves_the_old_file(tmp_path, suffix):
 def test_write_refuses(tmp_path):
     path = tmp_path / "t.jsonl"
     cases = {
-        r"samples\[1\].sample_id: s0 occurs more than once \(MM007\)": [full_sample(), full_sample()],
+        r"samples\[1\].sample_id: s0 occurs more than once \(MM007\)": [
+            full_sample(),
+            full_sample(),
+        ],
         r"samples\[0\].rollout_logprobs\[0\]: nan .*MM009": [
             make_sample([("text", [1]), ("response", [2])], rollout_logprobs=np.float32([np.nan]))
         ],

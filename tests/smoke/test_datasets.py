@@ -208,7 +208,7 @@ def test_data_that_is_nowhere(tmp_path):
 def test_empty_sets(tmp_path):
     assert "neither train/<id>/data.json nor train-*.parquet, but nothing" in message(tmp_path)
     (tmp_path / "train").mkdir()
-    assert "holds no problem of split 'train'" in message(tmp_path)
+    assert "holds no problem in split 'train'" in message(tmp_path)
     empty = pa.schema(
         [("images", pa.list_(pa.binary())), ("problem", pa.string()), ("answer", pa.string())]
     )

@@ -144,9 +144,9 @@ def test_a_cause_put_into_a_step_with_clips_is_named():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"data": "x"}, "drop --data"),
-        ({"learn": True}, "drop --data and --learn"),
-        ({"inject": "max_pixels"}, "put into pictures"),
+        ({"data": "x"}, "leave out --data"),
+        ({"learn": True}, "leave out --data and --learn"),
+        ({"inject": "max_pixels"}, "a fault of pictures"),
     ],
 )
 def test_what_clips_are_not_for(options, match):

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_refused():
         trajectory_groups(made([1]), {"task": float("nan")})
     with pytest.raises(
         ArgumentError,
-        match="weights name 'tsk', which no reward bears, and leave out 'format', 'task'",
+        match="weights name 'tsk', which no reward has, and leave out 'format', 'task'",
     ):
         trajectory_groups(made([1]), {"tsk": 1.0})
     with pytest.raises(ArgumentError, match="weights name nothing"):

@@ -291,7 +291,7 @@ GOOD = Record([1, 2], [3, 4])
         ({"rewards": [1.0]}, r"rewards is of shape \[1\]"),
         ({"rewards": float("inf")}, "expected finite numbers"),
         ({"rewards": "1"}, "expected finite numbers"),
-        ({"rewards": 1.0, "turn_rewards": [1.0]}, "has rewards and turn_rewards"),
+        ({"rewards": 1.0, "turn_rewards": [1.0]}, "has both rewards and turn_rewards"),
         ({"turn_rewards": [1.0, 2.0]}, "turn_rewards is of shape"),
         ({"turn_rewards": 1.0}, "turn_rewards is a number"),
         ({"finish_reason": "done"}, "finish_reason is 'done'"),
@@ -306,7 +306,7 @@ def test_what_a_record_can_t_say(change, message):
 
 def test_what_are_no_records():
     for records, message in (
-        ([], "no records"),
+        ([], "records is empty"),
         (GOOD, "records is of type Record"),
         ([{"prompt_ids": [1]}], r"records\[0\] is of type dict"),
     ):

@@ -168,7 +168,7 @@ def test_cuts_take_what_they_cut(side):
 def test_ids_that_stand_in_have_no_routes():
     (sample,) = to_samples(episode(told(grown(4))))
     options = {"side": "left", "changed_context": True, "instead_ids": [5, 6]}
-    with pytest.raises(ArgumentError, match=r"stand in for what is cut have none\. Fix: "):
+    with pytest.raises(ArgumentError, match=r"replace what is cut have none\. Fix: "):
         truncate(sample, len(sample) - 3, **options)
     sample.routed_experts = None
     assert truncate(sample, len(sample) - 3, **options).tokens
@@ -235,9 +235,9 @@ def test_append_joins_what_is_replayed(processor):
         appended(processor, first, **(more | {"kept_ids": None}))
     with pytest.raises(ArgumentError, match="the response none"):
         appended(processor, first, **(more | {"routed_experts": None}))
-    with pytest.raises(ArgumentError, match="routes of 8 tokens, there are 9"):
+    with pytest.raises(ArgumentError, match="routes for 8 tokens, but the turn has 9"):
         appended(processor, first, **(more | {"routed_experts": taken(whole[:-1])}))
-    with pytest.raises(ArgumentError, match="earlier tokens are not those"):
+    with pytest.raises(ArgumentError, match="earlier tokens differ from"):
         other = routes_of(make_sample([("text", whole)]), rng, 1, 2, 128)
         appended(processor, first, **(more | {"routed_experts": other}))
     with pytest.raises(ArgumentError, match="has 1 lists for 2 response ids"):

@@ -243,9 +243,9 @@ def test_wrong_turns_are_refused():
         Trajectory("e", "g", "qwen2_vl", [None])
     with pytest.raises(ArgumentError, match="trajectory_id is of type int"):
         Trajectory(3, "g", "qwen2_vl", [])
-    with pytest.raises(ArgumentError, match="is of turn 0, there are 0"):
+    with pytest.raises(ArgumentError, match="belongs to turn 0, but there are 0"):
         to_samples(Trajectory("e", "g", "qwen2_vl", [], rewards=[Score("a", 1.0)]))
-    with pytest.raises(ArgumentError, match="is of turn 5"):
+    with pytest.raises(ArgumentError, match="belongs to turn 5"):
         to_samples(episode([Turn([1], [2])], rewards=[Score("a", 1.0, {"turn": 5})]))
     with pytest.raises(ArgumentError, match="expected Trajectory"):
         to_samples([])
@@ -265,7 +265,7 @@ def test_samples_that_are_no_turns_are_refused():
     with pytest.raises(ArgumentError, match=r"position_ids .*token 1"):
         from_samples([odd])
     two = [dataclasses.replace(sample, sample_id=str(k), rewards=[Score("a", 1.0)]) for k in "ab"]
-    with pytest.raises(ArgumentError, match="belongs to no single turn"):
+    with pytest.raises(ArgumentError, match="belongs to more than one turn"):
         from_samples(two)
 
 

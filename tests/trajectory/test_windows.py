@@ -177,7 +177,7 @@ def test_the_left_is_cut_up_to_an_observation(turns, budget, instead):
 
 def test_loss_behind_a_cut_on_the_left_was_sampled_with_another_context():
     sample, _ = history([("a0", 1, 2), ("b0", 1, 2), ("c1", 1, 2)])
-    with pytest.raises(ArgumentError, match=r"4 loss tokens behind the cut.*changed_context=True"):
+    with pytest.raises(ArgumentError, match=r"4 loss tokens after the cut.*changed_context=True"):
         truncate(sample, len(sample) - 1, "left")
     only = dataclasses.replace(sample, loss_spans=sample.loss_spans[:1], rollout_logprobs=None)
     assert truncate(only, len(sample) - 1, "left").sample.num_loss_tokens == 0

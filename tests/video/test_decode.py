@@ -162,7 +162,7 @@ def test_plans(tmp_path):
     data = clip(60)
     plan = sample(data, policy="transformers_qwen3_vl")
     assert numbers_of(decode(data, plan)) == list(plan.indices)
-    with pytest.raises(ArgumentError, match=r"30 frames, the plan is of one with 60.*Fix: "):
+    with pytest.raises(ArgumentError, match=r"30 frames, but the plan is for one with 60.*Fix: "):
         decode(clip(30), plan)
 
 
@@ -176,7 +176,7 @@ def test_frames_that_make_no_sense(frames):
 
 
 def test_backends_by_name():
-    with pytest.raises(ArgumentError, match="Fix: auto, pyav, torchcodec, decord"):
+    with pytest.raises(ArgumentError, match="Fix: use auto, pyav, torchcodec, decord"):
         decode(clip(), [0], backend="opencv")
     with pytest.raises(BackendError, match=r"decord is exact on h264, and this is vp9. Fix: "):
         decode(clip(codec="vp9"), [0], backend="decord")

@@ -255,7 +255,7 @@ def test_black_frames(kind):
     for name in ("input_ids", "modality_spans", "loss_spans"):
         assert getattr(out, name) is getattr(sample, name)
     sample.processor = None
-    with pytest.raises(mp.ArgumentError, match="do_rescale and do_normalize"):
+    with pytest.raises(mp.ArgumentError, match="do_rescale or do_normalize"):
         mask_frames(sample, 0, [1])
 
 
@@ -312,7 +312,7 @@ def test_what_is_refused():
                 function(sample, 0, numbers)
         with pytest.raises(mp.ArgumentError, match="not those of 'f'"):
             function(sample, 0, [0], frames=np.zeros((9, 8, 8, 3), np.uint8))
-    with pytest.raises(mp.ArgumentError, match="all of 'f' would go"):
+    with pytest.raises(mp.ArgumentError, match="nothing of 'f' would be left"):
         drop_frames(sample, 0, [0, 1, 2])
     sample.position_ids = np.zeros((3, len(sample)), np.int64)
     with pytest.raises(mp.ArgumentError, match="follow none of grid, max, grid_int"):

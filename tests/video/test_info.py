@@ -85,9 +85,9 @@ def test_paths(tmp_path):
     path = tmp_path / "a:b.mp4"  # no protocol is seen in a path
     path.write_bytes(clip())
     assert probe(path).content_key == probe(clip()).content_key == probe(str(path)).content_key
-    with pytest.raises(ArgumentError, match="Fix: check the path"):
+    with pytest.raises(ArgumentError, match="Fix: check the path and its permissions"):
         probe(tmp_path / "none.mp4")
-    with pytest.raises(ArgumentError, match="Fix: check the path"):
+    with pytest.raises(ArgumentError, match="Fix: check the path and its permissions"):
         probe("http://127.0.0.1:9/clip.mp4")
     with pytest.raises(ArgumentError, match="not a video"):
         probe(3)

@@ -190,7 +190,7 @@ def test_no_clips():
     plan = plan_patches([], "qwen2_vl")
     assert pack_video([], plan).shape == (0, 1176)
     for wrong in ({"dtype": torch.int64}, {"dtype": torch.uint8, "rescale_factor": 0.5}):
-        with pytest.raises(mp.ArgumentError, match="don't become"):
+        with pytest.raises(mp.ArgumentError, match="can't become"):
             pack_video([], plan, **wrong)
     assert plan.num_rows == 0 and plan.max_seqlen == 0
 
@@ -206,7 +206,7 @@ def test_tables_are_made_once():
         ([(4, 28, 28)], None, r"clip 0 has shape \[4, 28, 28\]"),
         ([(4, 28, 28, 4)], None, "expected"),
         ([(4, 28, 28, 3), (4, 3, 28, 28)], None, "channels come first in some"),
-        ([(4, 30, 28, 3)], None, "4 frames of 28×30, patches cover multiples of 28"),
+        ([(4, 30, 28, 3)], None, "4 frames of 28×30, not multiples of 28"),
         ([(0, 28, 28, 3)], None, "0 frames"),
         ([(4, 28, 28, 3)], [], "0 entries for 1 clips"),
         ([(4, 28, 28, 3)], [[]], r"keep\[0\] is \[\]"),
@@ -235,8 +235,8 @@ def test_what_is_refused():
         (torch.zeros(4, 28, 28, 3), {}, r"clip 0 of shape \[4, 28, 28, 3\]"),
         ([good, good], {}, "2 clips for 1"),
         (torch.zeros(5), {}, "holds 5 values"),
-        (good, {"mean": (0.5,) * 3}, "mean and std go together"),
-        (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "don't become torch.uint8"),
+        (good, {"mean": (0.5,) * 3}, "mean and std must be passed together"),
+        (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "can't become torch.uint8"),
         (good, {"mean": (0.5,) * 2, "std": (0.5,) * 3}, "mean is .*3 numbers"),
         (good, {"mean": 0.5, "std": 0.5}, "mean is 0.5"),
         (good, {"mean": np.zeros((9, 9)), "std": (0.5,) * 3}, "mean is .*3 numbers"),
@@ -248,11 +248,11 @@ def test_what_is_refused():
         ([None], {}, "a clip is NoneType"),
         (good.bool(), {}, "frames are torch.bool"),
         (good.long(), {}, "frames are torch.int64"),
-        (good, {"dtype": torch.int64}, "values of torch.uint8 don't become torch.int64"),
+        (good, {"dtype": torch.int64}, "values of torch.uint8 can't become torch.int64"),
         (
             good.double(),
             {"dtype": torch.float32},
-            "torch.float64 don't become torch.float32. Fix: frames of float32",
+            "torch.float64 can't become torch.float32. Fix: frames of float32",
         ),
         (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:
@@ -264,7 +264,7 @@ def test_what_is_refused():
     with pytest.raises(mp.ArgumentError, match=r"rows have shape \[3, 1176\]"):
         unpack_video(torch.zeros(3, 1176), plan)
     for settings in (None, {}, {"do_rescale": True}):
-        with pytest.raises(mp.ArgumentError, match="do_rescale and do_normalize"):
+        with pytest.raises(mp.ArgumentError, match="do_rescale or do_normalize"):
             normalization(settings)
     switched = {"do_rescale": False, "do_normalize": True}
     for settings, why in [

@@ -73,7 +73,7 @@ def test_both_frames_from_memory(sides):
         ("short.mp4", "Fix: "),
         ("text.mp4", "Fix: "),
         ("empty.mp4", "is empty"),
-        ("one.mp4", "1 frames, no frame"),
+        ("one.mp4", "1 frames, so there is no frame"),
     ],
 )
 def test_what_cannot_be_shown_is_said(tmp_path, clip, sides, source, message):

@@ -25,14 +25,14 @@ def refuse_ranks(options: Options) -> None:
     text = shape_of(options).text
     if "tensor_parallel" in options.axes and "layer_types" in text:
         raise ArgumentError(
-            f"probe chain: {options.model} has linear attention, which tensor_parallel does not cut. "
-            "Fix: --axis fsdp, or another model"
+            f"probe chain: {options.model} has linear attention, which tensor_parallel can't split. "
+            "Fix: use --axis fsdp, or another model"
         )
     for n in options.tp if "tensor_parallel" in options.axes else ():
         for name in ("num_attention_heads", "num_key_value_heads"):
             if text[name] % n:
                 raise ArgumentError(
-                    f"probe chain: {name} is {text[name]}, which {n} ranks don't divide. Fix: --tp 1, 2 or 4"
+                    f"probe chain: {name} is {text[name]}, which {n} ranks don't divide. Fix: use --tp 1, 2 or 4"
                 )
 
 
@@ -49,7 +49,7 @@ def on_ranks(options: Options, device: torch.device, left_out: dict[str, str]) -
         for axis in RANKS:
             if axis in options.axes:
                 left_out[axis] = (
-                    "one process. Fix: torchrun --nproc-per-node 2 -m mmpack probe chain"
+                    "there is only one process. Fix: run torchrun --nproc-per-node 2 -m mmpack probe chain"
                 )
         return []
     if not torch.distributed.is_initialized():

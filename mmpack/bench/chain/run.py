@@ -71,7 +71,7 @@ def _one_process(options: Options, device: torch.device, left_out: dict[str, str
 
 def _why_not(model: Any) -> str:
     if not takes_encoded_media(model):
-        return f"transformers {transformers.__version__} takes no encoded media. Fix: 5.19 or newer"
+        return f"transformers {transformers.__version__} takes no encoded media. Fix: install 5.19 or newer"
     return "the model has linear attention, whose state is not KV per token"
 
 
@@ -79,15 +79,15 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ArgumentError(f"probe chain: device is {name!r}. Fix: 'cpu' or 'cuda'") from None
+        raise ArgumentError(f"probe chain: device is {name!r}. Fix: use 'cpu' or 'cuda'") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ArgumentError("probe chain: no CUDA device is here. Fix: --device cpu")
+            raise ArgumentError("probe chain: there is no CUDA device. Fix: use --device cpu")
         if device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     elif device.type != "cpu":
-        raise ArgumentError(f"probe chain: device is {name!r}. Fix: 'cpu' or 'cuda'")
+        raise ArgumentError(f"probe chain: device is {name!r}. Fix: use 'cpu' or 'cuda'")
     return device
 
 

@@ -174,7 +174,7 @@ def _check_options(rewards: Any, kind: str, weights: Any, k: Any) -> None:
         check_whole("group_advantages", "k", k, fix="pass how many answers may be tried")
     elif k is not None:
         raise ArgumentError(
-            f"group_advantages: k is given and kind is {kind!r}. Fix: leave it out, or kind='pass_at_k'"
+            f"group_advantages: k is given, but kind is {kind!r}. Fix: leave it out, or use kind='pass_at_k'"
         )
 
 
@@ -225,8 +225,8 @@ def _summable(rewards: Tensor) -> Tensor:
 def _check_num_tokens(num_tokens: Tensor, group_index: Tensor, kind: str) -> None:
     if kind not in OVER_THE_BATCH:
         raise ArgumentError(
-            f"group_advantages: num_tokens is given and kind is {kind!r}, which looks at no token. "
-            "Fix: leave it out, or kind='reinforce_pp'"
+            f"group_advantages: num_tokens is given, but kind is {kind!r}, which reads no tokens. "
+            "Fix: leave it out, or use kind='reinforce_pp'"
         )
     fits = num_tokens.shape == group_index.shape and num_tokens.device == group_index.device
     if not (fits and _are_integers(num_tokens)):
@@ -249,15 +249,15 @@ def check_finite(what: str, name: str, rewards: Tensor) -> None:
     """Raise ArgumentError for rewards that are not finite in float32. Waits for a GPU."""
     if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ArgumentError(
-            f"{what}: a CUDA graph is being captured, and the rewards can't be read. Fix: pass check=False"
+            f"{what}: the rewards can't be read while a CUDA graph is captured. Fix: pass check=False"
         )
     values = rewards.detach().cpu()
     bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
     if bad:
         named = ", ".join(f"{name}[{i}] is {float(values[i])}" for i in bad[:3])
         raise ArgumentError(
-            f"{what}: {named} ({len(bad)} of {len(values)} are not finite in float32), which makes NaN "
-            "or 0 of the group's advantages. Fix: leave those samples out, or score them again"
+            f"{what}: {named} ({len(bad)} of {len(values)} are not finite in float32), which turns the group's "
+            "advantages into NaN or 0. Fix: leave those samples out, or score them again"
         )
 
 

@@ -38,7 +38,9 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     names = {f"columns[{k}]": column for k, column in enumerate(columns)}
     check_are_tensors("gather_rewards", **names)
     if not columns:
-        raise ArgumentError("gather_rewards: no columns. Fix: pass the rewards and group_index")
+        raise ArgumentError(
+            "gather_rewards: no columns were passed. Fix: pass the rewards and group_index"
+        )
     own = columns[0]
     for name, column in names.items():
         if column.ndim != 1 or len(column) != len(own) or column.device != own.device:
@@ -57,7 +59,7 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     counts, *alike = torch.stack(abouts).t().tolist()
     if any(len(set(of_ranks)) > 1 for of_ranks in alike):
         raise ArgumentError(
-            f"gather_rewards: the columns here are {', '.join(dtypes)}; those of another rank are more, fewer or of "
+            f"gather_rewards: the columns here are {', '.join(dtypes)}; another rank has more, fewer, or "
             "another dtype. Fix: pass the same columns on all ranks"
         )
     before = sum(counts[: distributed.get_rank(process_group)])
@@ -96,7 +98,7 @@ def group_numbers(names: Iterable[str]) -> Tensor:
     for k, name in enumerate(names):
         if not isinstance(name, str):
             raise ArgumentError(
-                f"group_numbers: names[{k}] is {kind_of(name)}, expected a str. Fix: pass its name"
+                f"group_numbers: names[{k}] is {kind_of(name)}, expected a str. Fix: pass names as str"
             )
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         numbers.append(int.from_bytes(digest[:8], "little", signed=True))

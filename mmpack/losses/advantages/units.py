@@ -28,6 +28,7 @@ def check_alike(first: Tensor, inverse: Tensor, **columns: Tensor) -> None:
             b = int(other[0])
             a = int(first[inverse[b]])
             raise ArgumentError(
-                f"group_advantages: {name}[{a}] is {column[a].item()} and {name}[{b}] is {column[b].item()}, of one "
-                f"unit. Fix: give samples of one unit one {name.replace('rewards', 'reward')}, or leave unit_index out"
+                f"group_advantages: {name}[{a}] is {column[a].item()} and {name}[{b}] is {column[b].item()}, "
+                "but both are of one unit. "
+                f"Fix: give samples of one unit one {name.replace('rewards', 'reward')}, or leave unit_index out"
             )

@@ -47,7 +47,7 @@ def constrained_advantages(
         named = isinstance(values, Mapping)
         found = f"of {', '.join(map(str, values)) or 'no cost'}" if named else kind_of(values)
         raise ArgumentError(
-            f"{what}: multipliers are {found}, costs of {', '.join(costs.names)}. Fix: pass one for each cost"
+            f"{what}: multipliers are {found}, but the costs are {', '.join(costs.names)}. Fix: pass one for each cost"
         )
     for name, value in values.items():
         check_number(what, f"the multiplier of {name!r}", value, least=0)

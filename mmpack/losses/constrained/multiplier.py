@@ -45,7 +45,7 @@ class PID:
             check_number("PID", name, gain, least=0)
         if self.ki == 0:
             raise ArgumentError(
-                "PID: ki is 0, so λ falls to 0 as soon as the limit is kept. Fix: pass ki above 0"
+                "PID: ki is 0, so λ drops to 0 as soon as costs are within the limit. Fix: pass ki above 0"
             )
 
 
@@ -159,8 +159,8 @@ class LagrangeMultiplier:
             raise ArgumentError(f"{what}: this is not a state. Fix: pass what state_dict returned")
         if state["rule"] != type(self.rule).__name__:
             raise ArgumentError(
-                f"{what}: the state is of {state['rule']!r:.40}, this rule is {type(self.rule).__name__}. "
-                "Fix: make it with the same rule, or start from initial=values"
+                f"{what}: the state is of {state['rule']!r:.40}, but this rule is {type(self.rule).__name__}. "
+                "Fix: use the same rule, or start over with initial=values"
             )
         check_whole(what, "steps", state["steps"], least=0)
         _check_names("the state", state["states"], set(self.limits))
@@ -207,7 +207,7 @@ class LagrangeMultiplier:
         if not isinstance(costs, Mapping):
             raise ArgumentError(
                 f"{WHAT}.update: costs is {kind_of(costs)}, expected Costs or means by name. "
-                "Fix: Costs({'name': tensor}); advantages have no limit"
+                "Fix: pass Costs({'name': tensor}); advantages have no limit"
             )
         return costs
 
@@ -220,7 +220,7 @@ class LagrangeMultiplier:
             if not isinstance(costs, Costs):
                 raise ArgumentError(
                     f"{WHAT}.update: costs is {kind_of(costs)} with a group. "
-                    "Fix: pass Costs, whose samples are counted"
+                    "Fix: pass Costs, which know their number of samples"
                 )
             _check_per_sample(costs)
             mine = costs.sums()
@@ -238,16 +238,14 @@ class LagrangeMultiplier:
                 )
         count = sum(part[1] for part in parts)
         if count == 0:
-            raise ArgumentError(
-                f"{WHAT}.update: no rank has a sample. Fix: leave empty batches out"
-            )
+            raise ArgumentError(f"{WHAT}.update: no rank has a sample. Fix: skip empty batches")
         return {name: sum(part[0][name] for part in parts) / count for name in parts[0][0]}
 
 
 def _check_per_sample(costs: Costs) -> None:
     if costs.per != "sample":
         raise ArgumentError(
-            f"{WHAT}.update: costs are per token, limits are per sample. Fix: costs.per_sample(batch.cu_loss)"
+            f"{WHAT}.update: costs are per token, but limits are per sample. Fix: pass costs.per_sample(batch.cu_loss)"
         )
 
 

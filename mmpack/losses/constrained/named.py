@@ -96,16 +96,18 @@ class Named:
             if bound is not None:
                 check_number(what, option, bound)
         if low is None and high is None:
-            raise ArgumentError(f"{what}: no bound is given. Fix: pass low=, high= or both")
+            raise ArgumentError(
+                f"{what}: neither low nor high is given. Fix: pass low=, high= or both"
+            )
         if low is not None and high is not None and low > high:
-            raise ArgumentError(f"{what}: low is {low} and high {high}. Fix: exchange them")
+            raise ArgumentError(f"{what}: low is {low}, above high, {high}. Fix: swap them")
         return self.map(lambda value: value.clamp(low, high))
 
     def mean(self) -> dict[str, float]:
         """The mean of each name as a number of the host, to log it; waits for a GPU. Raises ArgumentError if n = 0."""
         what = f"{type(self).__name__}.mean"
         if self.shape == (0,):
-            raise ArgumentError(f"{what}: there is no {self._per}. Fix: leave empty batches out")
+            raise ArgumentError(f"{what}: there is no {self._per}. Fix: skip empty batches")
         return dict(zip(self.names, self._sums(what, self.shape[0]), strict=True))
 
     def sums(self) -> tuple[dict[str, float], int]:
@@ -130,8 +132,8 @@ class Named:
         def _refuse(self, *others: Any) -> None:
             where = f", the other side is {kind_of(others[0])}" if others else ""
             raise ArgumentError(
-                f"{type(self).__name__}: has no arithmetic{where}, since a cost never enters a reward. "
-                "Fix: constrained_advantages weighs advantages of both; total, scaled and clipped keep the type"
+                f"{type(self).__name__}: supports no arithmetic{where}, since costs must not mix with rewards. "
+                "Fix: combine both by constrained_advantages; total, scaled and clipped keep the type"
             )
 
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
@@ -141,8 +143,9 @@ class Named:
         @classmethod
         def __torch_function__(cls, function, types, arguments=(), keywords=None):
             raise ArgumentError(
-                f"{cls.__name__}: torch.{getattr(function, '__name__', function)} can't take it, since a cost never "
-                "enters a reward. Fix: map(function) keeps the type; constrained_advantages weighs both"
+                f"{cls.__name__}: torch.{getattr(function, '__name__', function)} can't take it, since costs "
+                "must not mix with rewards. "
+                "Fix: use map(function), which keeps the type; combine both by constrained_advantages"
             )
 
 
@@ -183,7 +186,7 @@ class _Scores(Named):
                 if not mine and missing is None:
                     raise ArgumentError(
                         f"{cls.__name__}.of: sample {sample.sample_id!r} has none of {name!r} among its {cls._field}. "
-                        "Fix: score it, or pass missing=, the number that stands for none"
+                        "Fix: score it, or pass missing=, the value to use in its place"
                     )
                 numbers.append(sum(mine) if mine else missing)
             values[name] = torch.tensor(numbers, dtype=torch.float32)
@@ -222,7 +225,7 @@ class _Scores(Named):
         """[N] to [B]: the sum over each sample's loss tokens, 0 for one without a token, float32."""
         what = f"{type(self).__name__}.per_sample"
         if self._per != "token":
-            raise ArgumentError(f"{what}: numbers are per sample already. Fix: leave it out")
+            raise ArgumentError(f"{what}: numbers are per sample already. Fix: leave out this call")
         check_columns(what, cu_loss, self._values)
         values = {n: segment_sum(v, cu_loss).float() for n, v in self._values.items()}
         return type(self)(values, self._units)
@@ -317,8 +320,8 @@ def _grouped(
 ) -> dict[str, Tensor]:
     if scores.per != "sample":
         raise ArgumentError(
-            f"{type(scores).__name__}.advantages: numbers are per token, groups are of samples. "
-            "Fix: per_sample(batch.cu_loss) before, or advantages_by an estimator of tokens"
+            f"{type(scores).__name__}.advantages: numbers are per token, but groups are of samples. "
+            "Fix: call per_sample(batch.cu_loss) first, or advantages_by with an estimator per token"
         )
     if group_index is None:
         group_index = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
@@ -350,7 +353,7 @@ def _check_values(what: str, values: Mapping[str, Tensor]) -> None:
     first: Tensor | None = None
     for name, value in values.items():
         if not isinstance(name, str) or not name:
-            raise ArgumentError(f"{what}: a name is {name!r}. Fix: name each tensor by a string")
+            raise ArgumentError(f"{what}: a name is {name!r}. Fix: name each tensor by a str")
         check_are_tensors(what, **{name: value})
         first = value if first is None else first
         if value.ndim != 1 or not value.is_floating_point() or value.dtype.itemsize < 2:

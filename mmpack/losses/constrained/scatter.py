@@ -56,7 +56,7 @@ def scatter_costs(
     if isinstance(costs, Costs):
         if costs.per != "sample" or costs.shape != (len(batch.sample_ids),):
             raise ArgumentError(
-                f"scatter_costs: costs are {costs!r}, the batch has {len(batch.sample_ids)} samples. "
+                f"scatter_costs: costs are {costs!r}, but the batch has {len(batch.sample_ids)} samples. "
                 "Fix: pass Costs of one number per sample, in the batch's order"
             )
         chosen = costs if names is None else costs.select(*names)
@@ -69,7 +69,8 @@ def scatter_costs(
         names = list(dict.fromkeys(cost.name for of_sample in lists for cost in of_sample))
     if not names:
         raise ArgumentError(
-            "scatter_costs: no sample of the batch has a cost. Fix: record costs, or pass names=, which are 0 then"
+            "scatter_costs: no sample of the batch has a cost. "
+            "Fix: record costs, or pass names=, whose costs are then 0"
         )
     by_name = {
         name: [[cost for cost in row if cost.name == name] for row in lists] for name in names
@@ -87,7 +88,7 @@ def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]
         found = f"of length {len(costs)}" if sequence else kind_of(costs)
         raise ArgumentError(
             f"scatter_costs: costs is {found} for {num_samples} samples, expected Costs or a list of Cost for each. "
-            "Fix: Costs({'name': tensor}), or [[mp.Cost('name', value)], …]"
+            "Fix: pass Costs({'name': tensor}), or [[mp.Cost('name', value)], …]"
         )
     for i, of_sample in enumerate(costs):
         wrong = not isinstance(of_sample, Sequence) or isinstance(of_sample, (str, bytes))
@@ -95,6 +96,6 @@ def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]
         if odd is not None:
             raise ArgumentError(
                 f"scatter_costs: costs[{i}] holds {kind_of(odd)}, expected Cost. "
-                "Fix: pass mp.Cost(name, value, scope); what is paid goes through scatter_rewards"
+                "Fix: pass mp.Cost(name, value, scope); rewards go through scatter_rewards"
             )
     return [list(of_sample) for of_sample in costs]

@@ -33,8 +33,8 @@ class DivergenceFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise ArgumentError(
-                "teacher_divergence: its gradient is asked for with create_graph=True, and it has no second "
-                "derivative. Fix: leave create_graph out"
+                "teacher_divergence: create_graph=True asks for a second derivative, which it does not have. "
+                "Fix: leave create_graph out"
             )
         if grad is None:
             return None, None, None, None

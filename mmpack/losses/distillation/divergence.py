@@ -105,7 +105,7 @@ def check_options(
     check_name(what, "tail", tail, get_args(Tail))
     if kind == "reverse_kl" and tail == "ignore":
         raise ArgumentError(
-            f"{what}: kind is 'reverse_kl' and tail 'ignore', which a policy lowers by leaving the lists. "
+            f"{what}: with kind='reverse_kl' and tail='ignore' a policy lowers the loss by leaving the lists. "
             "Fix: pass tail='bucket' or 'renormalize'"
         )
     check_number(what, "beta", beta, above=0, most=1)
@@ -171,8 +171,8 @@ def _check_distributions(what: str, where: str, teacher: ScoredSupport) -> None:
     if bool((mass > MOST_MASS).any()):
         at = int((mass > MOST_MASS).nonzero()[0])
         raise ArgumentError(
-            f"{what}: the list of loss token {at} in {where} holds {float(mass[at]):.3g} of the probability, and there "
-            f"is 1. Fix: pass natural logs under one softmax of the teacher"
+            f"{what}: the list of loss token {at} in {where} holds {float(mass[at]):.3g} of probability, more than 1. "
+            "Fix: pass natural logs under one softmax of the teacher"
         )
 
 

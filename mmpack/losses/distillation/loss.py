@@ -125,11 +125,11 @@ def _check_names(logprobs: Any, teachers: Any) -> None:
         if not isinstance(given, Mapping):
             raise ArgumentError(
                 f"{WHAT}: {name} is {kind_of(given)}, expected a mapping by teacher. "
-                f"Fix: pass {{'teacher': …}}, as batch.teachers has them"
+                f"Fix: pass {{'teacher': …}}, as in batch.teachers"
             )
     if set(logprobs) != set(teachers):
         raise ArgumentError(
-            f"{WHAT}: logprobs are of {_names(logprobs)}, teachers are {_names(teachers)}. "
+            f"{WHAT}: logprobs are of {_names(logprobs)}, but the teachers are {_names(teachers)}. "
             f"Fix: pass linear_listed_logprobs(…).lists of these teachers"
         )
 

@@ -114,7 +114,7 @@ def _check_teacher(what: str, where: str, teacher: Any, targets: Tensor) -> None
     if len(teacher) != len(targets):
         raise ArgumentError(
             f"{what}: {where} has {len(teacher)} lists for {len(targets)} targets. "
-            f"Fix: pass one list per loss token, an empty one where nothing is said"
+            f"Fix: pass one list per loss token, an empty one where the teacher scored nothing"
         )
 
 
@@ -123,7 +123,7 @@ def _check_column(what: str, name: str, column: Tensor, targets: Tensor) -> None
     if column.shape != targets.shape or not floats:
         raise ArgumentError(
             f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(targets.shape)} "
-            f"floats, one per loss token. Fix: pass those of the same batch"
+            f"floats, one per loss token. Fix: pass the columns of this batch"
         )
 
 

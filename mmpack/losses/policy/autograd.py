@@ -35,7 +35,7 @@ class PolicyLossFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise ArgumentError(
-                "policy_loss: its gradient is asked for with create_graph=True, and it has no second derivative. "
+                "policy_loss: create_graph=True asks for a second derivative, which it does not have. "
                 "Fix: leave create_graph out"
             )
         grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)

@@ -232,8 +232,8 @@ def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int, per: Per 
     alike = per is None and count == num_samples and can_look_at(cu_loss)
     if alike and bool((cu_loss[1:] == cu_loss[:-1]).any()):
         raise ArgumentError(
-            f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count} and a "
-            "sample has no loss token. Fix: say which with per='sample' or per='token'"
+            f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count}, and "
+            "a sample has no loss token. Fix: say which with per='sample' or per='token'"
         )
 
 
@@ -249,8 +249,8 @@ def _clip(
         check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
         if kind == "cispo":
             raise ArgumentError(
-                f"{WHAT}: dual_clip is {dual_clip}, and cispo has no minimum that it could bound. "
-                "Fix: leave it out, clip_high bounds the weight"
+                f"{WHAT}: dual_clip is {dual_clip}, but cispo has no minimum to bound. "
+                "Fix: leave it out; clip_high bounds the weight"
             )
     low, high = CLIPS[kind]
     return low if clip_low is None else clip_low, high if clip_high is None else clip_high
@@ -270,7 +270,7 @@ def _check_needed(
     ):
         if value and given[needs] is None:
             raise ArgumentError(
-                f"{WHAT}: {option} is {value!r} and {needs} is None. Fix: pass {needs} [N], one per loss token"
+                f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs} [N], one per loss token"
             )
 
 

@@ -52,7 +52,8 @@ def score_columns(
         absent = next((b for b in range(len(scores)) if b not in column), None)
         if missing is None and absent is not None:
             raise ArgumentError(
-                f"{what}: sample {absent} has no score {name!r}. Fix: score it, or say what is missing=…"
+                f"{what}: sample {absent} has no score {name!r}. "
+                "Fix: score it, or pass missing=, the value to use in its place"
             )
     return {
         name: torch.tensor(

@@ -129,7 +129,7 @@ def soft_overlong_scores(
     check_number(what, "penalty", penalty, least=0)
     if buffer > max_length:
         raise ArgumentError(
-            f"{what}: buffer is {buffer}, max_length is {max_length}. Fix: pass a buffer within max_length"
+            f"{what}: buffer is {buffer}, max_length is {max_length}. Fix: pass a buffer that is at most max_length"
         )
     begin = max_length - buffer
     return _scores(
@@ -151,7 +151,7 @@ def _lengths(what: str, lengths: Any) -> list[int]:
     fix = "pass the loss tokens of each sample"
     counts: list[int] = listed(what, "lengths", lengths, "iu", "integers", fix)
     if min(counts, default=0) < 0:
-        raise ArgumentError(f"{what}: lengths holds {min(counts)}. Fix: pass 0 or more of each")
+        raise ArgumentError(f"{what}: lengths holds {min(counts)}. Fix: pass lengths of 0 or more")
     return counts
 
 

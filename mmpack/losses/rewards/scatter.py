@@ -75,6 +75,6 @@ def scatter_rewards(
     for k, source in enumerate(more):
         if source is None:
             raise ArgumentError(
-                f"scatter_rewards: argument {k + 3} is {kind_of(source)}, expected scores. Fix: leave it out"
+                f"scatter_rewards: argument {k + 3} is {kind_of(source)}, expected scores. Fix: leave out that argument"
             )
     return scatter_scores("scatter_rewards", batch, rewards, *more, weights=weights, at=at)

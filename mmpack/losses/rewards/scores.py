@@ -113,7 +113,7 @@ class _Given:
         odd = [name for name in names if not isinstance(name, str)]
         if odd:
             raise ArgumentError(
-                f"{what}: the name of a score is {kind_of(odd[0])}, expected a text. Fix: name it by a string"
+                f"{what}: the name of a score is {kind_of(odd[0])}, expected a str. Fix: name it by a str"
             )
 
     def leave_out(self, weights: Mapping[str, float] | None) -> None:
@@ -270,7 +270,7 @@ def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, in
             return SPAN, _near(value[0]), _near(value[1])
     raise ArgumentError(
         f"{what}: scope {scope!r} of sample {batch.sample_ids[sample]!r} is unknown. "
-        f'Fix: "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
+        f'Fix: use "sequence", {{"turn": k}}, {{"region": k}} or {{"span": [start, stop]}}'
     )
 
 
@@ -338,8 +338,8 @@ def _check_sums(what: str, table: Table, amount: np.ndarray) -> None:
     too_large = ~(np.abs(sums) <= np.finfo(np.float32).max)
     if too_large.any():
         raise ArgumentError(
-            f"{what}: scores add up to {sums[too_large][0]:g} on a token, which float32 can't hold. "
-            "Fix: weigh them less"
+            f"{what}: scores add up to {sums[too_large][0]:g} on one token, which float32 can't hold. "
+            "Fix: pass smaller weights"
         )
 
 
@@ -375,15 +375,15 @@ def _check_named(what: str, option: str, named: Mapping[str, Any] | None, there:
     left_out = sorted(there - named.keys(), key=repr)
     if option == "weights" and left_out and not named:
         raise ArgumentError(
-            f"{what}: weights name no score, and leave out {', '.join(map(repr, left_out))}. "
-            "Fix: name those to take, or pass None to take all"
+            f"{what}: weights name no score and leave out {', '.join(map(repr, left_out))}. "
+            "Fix: name the scores to use, or pass None to use all"
         )
     if missing and left_out:
         zero = ", with the factor 0 for those to leave out" if option == "weights" else ""
         verb = "name" if option == "weights" else "names"
         leave = "leave" if option == "weights" else "leaves"
         raise ArgumentError(
-            f"{what}: {option} {verb} {missing[0]!r}, which no score of the batch bears, and {leave} out "
+            f"{what}: {option} {verb} {missing[0]!r}, which no score of the batch has, and {leave} out "
             f"{', '.join(map(repr, left_out))}. Fix: name scores as they are{zero}"
         )
 
@@ -393,7 +393,9 @@ def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
     if isinstance(column, Tensor):
         check_are_tensors(what, rewards=column)
         if column.is_meta:
-            raise ArgumentError(f"{what}: {word} are on meta. Fix: pass a tensor that has values")
+            raise ArgumentError(
+                f"{what}: {word} are on the meta device. Fix: pass a tensor that has values"
+            )
         if column.is_complex():
             raise ArgumentError(f"{what}: {word} are {column.dtype}. Fix: pass real numbers")
     if isinstance(column, (Tensor, np.ndarray)):

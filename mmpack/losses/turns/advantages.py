@@ -68,7 +68,7 @@ def turn_advantages(
     if (anchor is None) == (method == "gigpo"):
         raise ArgumentError(
             f"{what}: anchor is {'None' if anchor is None else 'given'} and method is {method!r}. "
-            "Fix: pass the state of each turn with method='gigpo', and only there"
+            "Fix: pass each turn's state with method='gigpo', and only with it"
         )
     if anchor is not None:
         _check_index(what, "anchor", anchor, len(rewards), "turn", cu_turns)

@@ -132,13 +132,15 @@ def _turns(sample: Sample, shares: bool) -> np.ndarray:
     for span, number in zip(sample.loss_spans, span_turns(sample), strict=True):
         if number is None and shares:
             raise ArgumentError(
-                f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} have no turn, and "
-                f"trajectory {sample.trajectory_id!r} has several samples. Fix: set turn of the sample or of its spans"
+                f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} have no "
+                f"turn, but trajectory {sample.trajectory_id!r} has several samples. "
+                "Fix: set the turn of the sample or of its spans"
             )
         if shares and number is not None and number < (sample.turn or 0):
             raise ArgumentError(
                 f"turns_of: loss tokens [{span.start}, {span.stop}) of sample {sample.sample_id!r} are of turn "
-                f"{number}, before turn {sample.turn} of the sample. Fix: number its spans' turns in the trajectory"
+                f"{number}, before turn {sample.turn} of the sample. "
+                "Fix: number the turns of its spans within the trajectory"
             )
         numbers.append(number or 0)
         lengths.append(min(span.stop, len(sample)) - span.start)

@@ -119,8 +119,9 @@ class AttentionPlan:
                 same = seen() is not tensor or version == _version(tensor)
             if not same:
                 raise ArgumentError(
-                    f"attention: the plan is of another {name}, or that was changed since. "
-                    "Fix: pass the batch's own; after a change, plan_attention(visible_until, padding, visible_from)"
+                    f"attention: the plan was made of another {name}, or {name} was changed since. "
+                    "Fix: pass batch.attention_plan; after a change, call plan_attention(visible_until, "
+                    "padding, visible_from)"
                 )
         self.bind(visible_until, visible_from)
 

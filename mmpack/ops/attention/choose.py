@@ -132,7 +132,7 @@ class Chooser:
         reason = self.why_not(name, device, dtype, head_dim, dropout, windowed)
         if reason is not None:
             raise BackendError(
-                f"{self.what}: {name} was asked for, and {reason}. Fix: set {self.variable}=auto"
+                f"{self.what}: {name} was requested, but {reason}. Fix: set {self.variable}=auto"
             )
 
     def why_not(

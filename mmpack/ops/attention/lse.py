@@ -175,7 +175,7 @@ def _check_parts(outs: Any, lses: Any) -> tuple[list[Tensor], list[Tensor]]:
         if out.shape != first.shape or out.dtype != first.dtype or not out.is_floating_point():
             raise ArgumentError(
                 f"{what}: outs[{i}] has shape {list(out.shape)} and dtype {out.dtype}, outs[0] {list(first.shape)} and "
-                f"{first.dtype}. Fix: pass attentions of the same queries"
+                f"{first.dtype}. Fix: pass the outputs for the same queries"
             )
         if list(lse.shape) != [lines, heads, width] or lse.dtype != _dtype(first):
             raise ArgumentError(

@@ -51,11 +51,13 @@ def plan_of_rule(
         check_whole("plan_of_rule", "window", window)
     if plan.host is None or plan.window is not None or plan.two_way:
         raise ArgumentError(
-            "plan_of_rule: the plan is of a rule already. Fix: pass batch.attention_plan, or plan_attention's"
+            "plan_of_rule: the plan was made for a rule already. "
+            "Fix: pass batch.attention_plan, or what plan_attention returned"
         )
     if two_way and plan.host.start is None:
         raise ArgumentError(
-            "plan_of_rule: the plan knows no two-way blocks. Fix: plan_attention(visible_until, padding, visible_from)"
+            "plan_of_rule: the plan has no two-way blocks. "
+            "Fix: make it by plan_attention(visible_until, padding, visible_from)"
         )
     key = window, two_way
     if key not in plan.made:

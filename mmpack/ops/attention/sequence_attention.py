@@ -180,12 +180,12 @@ def _check_arguments(
         if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
             raise ArgumentError(
                 f"sequence_attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
-                "[B, heads, S, d]. Fix: pass heads before rows, as attention modules do"
+                "[B, heads, S, d]. Fix: put heads before rows, as attention modules do"
             )
     if query.shape[0] * query.shape[2] != plan.rows:
         raise ArgumentError(
-            f"sequence_attention: the plan is of {plan.rows} rows, there are {query.shape[0]} × {query.shape[2]}. "
-            "Fix: plan_sequences of the lengths of these"
+            f"sequence_attention: the plan is for {plan.rows} rows, but there are {query.shape[0]} × {query.shape[2]}. "
+            "Fix: call plan_sequences with these sequences' lengths"
         )
     if scale is not None:
         check_number("sequence_attention", "scale", scale)

@@ -88,7 +88,7 @@ def plan_sequences(lengths: Sequence[int] | np.ndarray) -> SequencePlan:
     lengths = np.asarray(lengths, dtype=np.int64)
     if lengths.ndim != 1 or (lengths < 1).any():
         raise ArgumentError(
-            "plan_sequences: lengths are whole numbers from 1 on, in one list. Fix: leave out empty sequences"
+            "plan_sequences: expected lengths as one list of whole numbers, 1 or more. Fix: leave out empty sequences"
         )
     offsets = np.append(0, np.cumsum(lengths))
     groups, order = _by_length(lengths, offsets)

@@ -160,7 +160,7 @@ def _with_lse(
     if asked or TREE.wanted() != "auto" or plan is None:
         able = ", ".join(other for other in TREE.names if other not in without)
         raise BackendError(
-            f"attention: {name} was asked for, and gives no log-sum-exp. Fix: use one of {able}, or return_lse=False"
+            f"attention: {name} was requested, but returns no log-sum-exp. Fix: use one of {able}, or return_lse=False"
         )
     return TREE.choices(plan, query.device, query.shape[-1], dropout, without)[query.dtype]
 
@@ -213,13 +213,13 @@ def _check_plan(
 ) -> None:
     if plan.rows != lines * width:
         raise ArgumentError(
-            f"attention: the plan is of {plan.rows} rows, there are {lines} × {width}. "
-            "Fix: pass the batch's own"
+            f"attention: the plan is for {plan.rows} rows, but there are {lines} × {width}. "
+            "Fix: pass batch.attention_plan"
         )
     if (plan.window, plan.two_way) != (window, visible_from is not None):
         raise ArgumentError(
-            f"attention: the plan is of {_named(plan.window, plan.two_way)}, the call of "
-            f"{_named(window, visible_from is not None)}. Fix: plan_of_rule(batch.attention_plan, window, two_way)"
+            f"attention: the plan is for {_named(plan.window, plan.two_way)}, but the call for "
+            f"{_named(window, visible_from is not None)}. Fix: pass plan_of_rule(batch.attention_plan, window, two_way)"
         )
     if not torch.compiler.is_compiling():
         plan.check(visible_until, visible_from)
@@ -249,7 +249,7 @@ def _check_arguments(
         if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
             raise ArgumentError(
                 f"attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
-                "[B, heads, T, d]. Fix: pass heads before rows, as attention modules do"
+                "[B, heads, T, d]. Fix: put heads before rows, as attention modules do"
             )
     for name, x in rules.items():
         if x.shape[-1:] != query.shape[2:3] or x.is_floating_point():

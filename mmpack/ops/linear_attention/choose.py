@@ -47,8 +47,8 @@ def choose(
     if named == "torch":
         if invariance.is_on() and device.type != "cpu":
             raise BackendError(
-                "linear attention: on a GPU it has no implementation whose bits do not depend on the batch. "
-                "Fix: leave mmpack.invariant, or run on a CPU"
+                "linear attention: on a GPU, no implementation gives bits that are independent of the batch. "
+                "Fix: leave batch_invariant, or run on a CPU"
             )
         return named
     reason = why_not_fla(device, dtype, key_dim, gradients)

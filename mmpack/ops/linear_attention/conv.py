@@ -57,13 +57,13 @@ def segment_conv1d(
         )
     if activation not in ("silu", None):
         raise ArgumentError(
-            f"segment_conv1d: activation is {activation!r}. Fix: 'silu', or None and your own after it"
+            f"segment_conv1d: activation is {activation!r}. Fix: use 'silu', or None and apply your own afterwards"
         )
     check_plan("segment_conv1d", plan, x)
     if plan.conv_width < weight.shape[1]:
         raise ArgumentError(
             f"segment_conv1d: the plan has rows of width {plan.conv_width}, weight has K = {weight.shape[1]}. "
-            "Fix: plan_segments(…, conv_width=K)"
+            "Fix: make it by plan_segments(…, conv_width=K)"
         )
     made: Tensor = _Conv.apply(x, weight, bias, plan.previous, *plan.readers, activation == "silu")
     return made

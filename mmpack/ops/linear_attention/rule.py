@@ -58,11 +58,11 @@ def check_plan(what: str, plan: SegmentPlan, x: Tensor) -> None:
     """Raise ArgumentError for a plan of other rows than x's, or elsewhere."""
     if plan.rows != x.shape[0]:
         raise ArgumentError(
-            f"{what}: the plan is of {plan.rows} rows, there are {x.shape[0]}. Fix: pass the batch's own"
+            f"{what}: the plan is for {plan.rows} rows, but there are {x.shape[0]}. Fix: pass batch.segment_plan"
         )
     if plan.device != x.device:
         raise ArgumentError(
-            f"{what}: the plan is on {plan.device}, the rows are on {x.device}. Fix: pass plan.to(device)"
+            f"{what}: the plan is on {plan.device}, but the rows are on {x.device}. Fix: pass plan.to(device)"
         )
 
 
@@ -77,7 +77,9 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> N
         )
         raise ArgumentError(
             f"segment_delta_rule: shapes are {shapes}, expected [T, Hk, Dk] twice, [T, Hv, Dv], [T, Hv] twice, Hv a "
-            "multiple of Hk. Fix: pass rows without a dimension of batches"
+            "multiple of Hk. Fix: pass rows without a batch dimension"
         )
     if not all(x.is_floating_point() for x in (q, k, v, g, beta)):
-        raise ArgumentError("segment_delta_rule: some input is not floating. Fix: pass floats")
+        raise ArgumentError(
+            "segment_delta_rule: some input is not of a floating dtype. Fix: pass floating tensors"
+        )

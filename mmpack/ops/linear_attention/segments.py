@@ -29,8 +29,8 @@ def normal_segments(
     padded = np.zeros(total, dtype=bool) if padding is None else np.asarray(padding).ravel()
     if padded.dtype != bool or len(padded) < total or not padded[total:].all():
         raise ArgumentError(
-            f"plan_segments: padding is {padded.dtype} of {len(padded)} rows, segments end at row {total}. "
-            "Fix: pass ona bool per row of the batch, True from the last segment's end on"
+            f"plan_segments: padding is {padded.dtype} of {len(padded)} rows, but segments end at row {total}. "
+            "Fix: pass one bool per row of the batch, True from the last segment's end on"
         )
     starts, stops = _without_padding(offsets, padded)
     parents = _nearest(parents, stops > starts)
@@ -62,13 +62,13 @@ def _checked(
     numbers = np.arange(len(parents))
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():
         raise ArgumentError(
-            "plan_segments: offsets do not rise from 0. Fix: pass batch.segment_offsets"
+            "plan_segments: offsets must rise from 0. Fix: pass batch.segment_offsets"
         )
     wrong = np.flatnonzero((parents >= numbers) | (parents < -1))
     if len(wrong):
         g = int(wrong[0])
         raise ArgumentError(
-            f"plan_segments: segment {g} has parent {parents[g]}, expected one before it, or -1. "
+            f"plan_segments: segment {g} has parent {parents[g]}, expected an earlier segment, or -1. "
             "Fix: pass batch.segment_parent"
         )
     return offsets, parents
@@ -87,7 +87,7 @@ def _without_padding(offsets: np.ndarray, padded: np.ndarray) -> tuple[np.ndarra
         g = int(split[0])
         raise ArgumentError(
             f"plan_segments: segment {g}, rows {offsets[g]} to {offsets[g + 1]}, has padding between tokens. "
-            "Fix: padding lies before or after a segment's tokens"
+            "Fix: put padding before or after a segment's tokens"
         )
     return starts, stops
 

@@ -29,7 +29,7 @@ def check_arguments(
     check_number(what, "temperature", temperature, above=0)
     if (rows_unique is None) != (row_inverse is None):
         raise ArgumentError(
-            f"{what}: rows_unique and row_inverse go together. Fix: pass both or none"
+            f"{what}: rows_unique and row_inverse must be passed together. Fix: pass both or neither"
         )
     check_index(what, "targets", targets, vocab)
     check_index(what, "rows", rows, num_rows)
@@ -60,7 +60,7 @@ def check_index(what: str, name: str, index: Tensor | None, bound: int) -> None:
         if low < 0 or high >= bound:
             raise ArgumentError(
                 f"{what}: {name} runs from {low} to {high}, expected [0, {bound}). "
-                f"Fix: targets are token ids, rows count the rows of the first argument"
+                f"Fix: pass token ids as targets, and row numbers of the first argument as rows"
             )
 
 
@@ -74,7 +74,7 @@ def _check_inverse(
     ):
         raise ArgumentError(
             f"{what}: rows ({len(rows)} entries) is not rows_unique[row_inverse] ({read} entries). "
-            f"Fix: pass those of one batch"
+            f"Fix: pass all three from one batch"
         )
     if can_look_at(row_inverse) and len(row_inverse.unique()) != len(rows_unique):
         raise ArgumentError(
@@ -113,7 +113,7 @@ def check_list(what: str, where: str, support: Any) -> None:
             order = "and fall in between" if falls else f"for {len(ids)} ids"
             raise ArgumentError(
                 f"{what}: {where}.offsets run from {first} to {last} {order}, expected to rise from 0 to {len(ids)}. "
-                f"Fix: offsets are the running sum of the lists' lengths"
+                f"Fix: pass the running sum of the lists' lengths"
             )
 
 
@@ -140,8 +140,8 @@ def _check_lists(what: str, offsets: Tensor, ids: Tensor, targets: Tensor, vocab
     empty = _first(length == 0)
     if empty is not None:
         raise ArgumentError(
-            f"{what}: the list of loss token {empty} in support is empty, and its softmax has no value. "
-            f"Fix: pass a list holds at least its target"
+            f"{what}: the list of loss token {empty} in support is empty, so its softmax has no value. "
+            "Fix: put at least the target into each list"
         )
     check_index(what, "support.ids", ids, vocab)
     tokens = torch.repeat_interleave(length)
@@ -149,7 +149,7 @@ def _check_lists(what: str, offsets: Tensor, ids: Tensor, targets: Tensor, vocab
     if falls is not None:
         raise ArgumentError(
             f"{what}: the list of loss token {int(tokens[falls])} in support has {int(ids[falls + 1])} after "
-            f"{int(ids[falls])}, expected ids that rise. Fix: sort each list, and keep each id once"
+            f"{int(ids[falls])}, expected ids that rise. Fix: sort each list, and drop repeated ids"
         )
     held = torch.zeros_like(targets, dtype=torch.bool)
     held[tokens[ids == targets[tokens]]] = True
@@ -157,7 +157,7 @@ def _check_lists(what: str, offsets: Tensor, ids: Tensor, targets: Tensor, vocab
     if missing is not None:
         raise ArgumentError(
             f"{what}: the list of loss token {missing} in support lacks its target, id {int(targets[missing])}. "
-            f"Fix: pass the lists of the same sampling as the targets"
+            f"Fix: pass the lists recorded when the targets were sampled"
         )
 
 

@@ -103,7 +103,7 @@ def check_lists(what: str, lists: Any, targets: Tensor, vocab: int) -> None:
         if len(support) != len(targets):
             raise ArgumentError(
                 f"{what}: {where} has {len(support)} lists for {len(targets)} targets. "
-                f"Fix: pass one list per loss token, an empty one where nothing is said"
+                f"Fix: pass one list per loss token, an empty one where the teacher scored nothing"
             )
         if can_look_at(support.ids):
             check_index(what, f"{where}.ids", support.ids, vocab)

@@ -114,8 +114,8 @@ def check_gradient(
     check_name(what, "gradient", gradient, GRADIENTS)
     if gradient != "dense" and rows is not None and rows_unique is None:
         raise ArgumentError(
-            f"{what}: gradient is {gradient!r}, and rows may repeat. "
-            f"Fix: pass rows_unique and row_inverse, or gradient='dense'"
+            f"{what}: gradient is {gradient!r}, but rows may repeat. "
+            "Fix: pass rows_unique and row_inverse, or gradient='dense'"
         )
 
 

@@ -49,12 +49,12 @@ class Support:
             rows = torch.arange(len(self), device=device)[which]
         except (IndexError, ValueError, TypeError) as error:
             raise ArgumentError(
-                f"Support: its {len(self)} lists have no such index ({error}). "
+                f"Support: the index does not fit its {len(self)} lists ({error}). "
                 "Fix: index it by a slice, or loss rows int64 [k]"
             ) from None
         if rows.ndim != 1:
             raise ArgumentError(
-                f"Support: it is indexed by a tensor of shape {list(rows.shape)}. Fix: loss rows [k]"
+                f"Support: it is indexed by a tensor of shape {list(rows.shape)}. Fix: pass loss rows [k]"
             )
         starts, lengths = self.offsets[:-1][rows], self.offsets.diff()[rows]
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -74,10 +74,11 @@ class Support:
     def cat(cls, parts: Sequence[Self]) -> Self:
         """The lists of all `parts`, one after the other. Raises: ArgumentError for none, and for other things."""
         if not parts:
-            raise ArgumentError("Support.cat: there are no parts. Fix: pass one or more")
+            raise ArgumentError("Support.cat: there is nothing to join. Fix: pass one part or more")
         if wrong := [part for part in parts if type(part) is not cls]:
             raise ArgumentError(
-                f"{cls.__name__}.cat: a part is {kind_of(wrong[0])}, expected a {cls.__name__}. Fix: parts of one kind"
+                f"{cls.__name__}.cat: a part is {kind_of(wrong[0])}, expected a {cls.__name__}. "
+                "Fix: pass parts of one kind"
             )
         ends = [part.offsets[-1:] for part in parts]
         shifts = torch.cat([torch.zeros_like(ends[0]), *ends]).cumsum(0)
@@ -93,7 +94,7 @@ class Support:
         if any(count < 0 for count in counts) or sum(counts) != len(self):
             raise ArgumentError(
                 f"{type(self).__name__}.split: counts add up to {sum(counts)} for {len(self)} lists. "
-                "Fix: counts of 0 and more, of all lists"
+                "Fix: pass counts, 0 or more, that add up to all lists"
             )
         at = torch.tensor([0, *counts]).cumsum(0)
         begin = self.offsets[at.to(self.offsets.device)].tolist()

@@ -38,20 +38,20 @@ def normalize_bytes(rows: Tensor, values: Tensor, dtype: torch.dtype = torch.flo
     if rows.dtype != torch.uint8 or rows.ndim != 2 or rows.shape[1] % CHANNELS:
         raise ArgumentError(
             f"normalize_bytes: rows are {rows.dtype} {list(rows.shape)}, expected uint8 [patches, patch_dim]. "
-            "Fix: pixels of wrap_processor(…, pixels='uint8')"
+            "Fix: pass pixels of wrap_processor(…, pixels='uint8')"
         )
     if values.dtype != torch.float32 or list(values.shape) != [CHANNELS, BYTES]:
         raise ArgumentError(
             f"normalize_bytes: values are {values.dtype} {list(values.shape)}, expected float32 [{CHANNELS}, {BYTES}]. "
-            "Fix: torch.from_numpy(byte_values(settings).copy())"
+            "Fix: pass torch.from_numpy(byte_values(settings).copy())"
         )
     if values.device != rows.device:
         raise ArgumentError(
-            f"normalize_bytes: rows are on {rows.device}, values on {values.device}. Fix: pass one device"
+            f"normalize_bytes: rows are on {rows.device}, values on {values.device}. Fix: move both to one device"
         )
     if dtype not in ROW_DTYPES:
         raise ArgumentError(
-            f"normalize_bytes: dtype is {dtype!r:.60}. Fix: torch.float32, torch.bfloat16 or torch.float16"
+            f"normalize_bytes: dtype is {dtype!r:.60}. Fix: pass torch.float32, torch.bfloat16 or torch.float16"
         )
     out: Tensor = normalize_op(rows.contiguous(), values.contiguous(), dtype)
     return out

@@ -60,7 +60,9 @@ def pack_video(
         (torch.Size([8, 1176]), 1.0)
     """
     if (mean is None) != (std is None):
-        raise ArgumentError("pack_video: mean and std go together. Fix: pass both or none")
+        raise ArgumentError(
+            "pack_video: mean and std must be passed together. Fix: pass both or neither"
+        )
     if mean is not None:
         mean = of_channels("pack_video: mean", mean)
         std = of_channels("pack_video: std", std, divisors=True)
@@ -216,7 +218,7 @@ def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> 
         values = "normalised values" if changed else f"values of {found}"
         fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
         fix = "frames of float32" if found == torch.float64 else fix
-        raise ArgumentError(f"pack_video: {values} don't become {dtype}. Fix: {fix}")
+        raise ArgumentError(f"pack_video: {values} can't become {dtype}. Fix: {fix}")
     return dtype
 
 
@@ -225,8 +227,8 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     if len(clips) == 1 and clips[0].ndim == 1:
         if len(clips[0]) != tables.num_values:
             raise ArgumentError(
-                f"pack_video: the buffer holds {len(clips[0])} values, the plan's clips "
-                f"{tables.num_values}. Fix: pass all clips of the plan, one after the other"
+                f"pack_video: the buffer holds {len(clips[0])} values, but the plan's clips have {tables.num_values}. "
+                "Fix: pass all clips of the plan, one after the other"
             )
     else:
         found = tuple(tuple(c.shape) for c in clips)
@@ -239,12 +241,12 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     kinds = {(c.dtype, c.device) for c in clips}
     if len(kinds) > 1:
         raise ArgumentError(
-            f"pack_video: clips of {len(kinds)} dtypes or devices. Fix: pass one dtype on one device"
+            f"pack_video: the clips have {len(kinds)} dtypes or devices. Fix: pass one dtype on one device"
         )
     if clips and clips[0].device != tables.patches.device:
         raise ArgumentError(
-            f"pack_video: frames are on {clips[0].device}, the tables on {tables.patches.device}. "
-            "Fix: patch_tables(plan, frames.device)"
+            f"pack_video: frames are on {clips[0].device}, but the tables on {tables.patches.device}. "
+            "Fix: pass patch_tables(plan, frames.device)"
         )
 
 

@@ -66,7 +66,7 @@ def product(
         )
     if out_dtype not in (None, a.dtype, torch.float32):
         raise ArgumentError(
-            f"product: out_dtype is {out_dtype}, the factors are {a.dtype}. Fix: None, or torch.float32"
+            f"product: out_dtype is {out_dtype}, the factors are {a.dtype}. Fix: pass None or torch.float32"
         )
     made: Tensor = _Product.apply(a, b, bias, out_dtype or a.dtype)
     return made

@@ -37,7 +37,7 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     check_index("gather_rows", "index", index, x.device)
     if inverse is not None and inverse.offsets.shape[0] != x.shape[0] + 1:
         raise ArgumentError(
-            f"gather_rows: the inverse is of {len(inverse.offsets) - 1} rows, x has {len(x)}. "
+            f"gather_rows: the inverse is for {len(inverse.offsets) - 1} rows, but x has {len(x)}. "
             "Fix: pass inverse_index(index, len(x))"
         )
     refuse_transforms("gather_rows", x)
@@ -70,7 +70,7 @@ def check_range(what: str, name: str, index: Tensor, low: int, high: int) -> Non
         if smallest < low or largest >= high:
             raise ArgumentError(
                 f"{what}: {name} runs from {smallest} to {largest}, expected [{low}, {high}). "
-                "Fix: pass the numbers of rows that are there"
+                "Fix: pass numbers of rows that exist"
             )
 
 

@@ -32,18 +32,20 @@ def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
     if out.ndim == 0 or values.shape != (len(index), *out.shape[1:]) or values.dtype != out.dtype:
         raise ArgumentError(
             f"scatter_rows: values have shape {list(values.shape)} and dtype {values.dtype}, expected {len(index)} "
-            f"rows of out {list(out.shape)} {out.dtype}. Fix: pass a row per index, of out's dtype"
+            f"rows of out {list(out.shape)} {out.dtype}. Fix: pass one row per index, in out's dtype"
         )
     if not out.is_contiguous():
-        raise ArgumentError("scatter_rows: out is not contiguous. Fix: pass the whole store")
+        raise ArgumentError(
+            "scatter_rows: out is not contiguous. Fix: pass a contiguous tensor, such as the whole store"
+        )
     if torch.is_grad_enabled() and (out.requires_grad or values.requires_grad):
         raise ArgumentError(
-            "scatter_rows: it has no gradient, and a tensor needs one. Fix: detach, or torch.no_grad()"
+            "scatter_rows: it has no gradient, but a tensor requires one. Fix: detach it, or use torch.no_grad()"
         )
     if not torch.compiler.is_compiling() and _overlap(out, values):
         raise ArgumentError(
-            "scatter_rows: values lie in the memory of out, and rows would be read while they are written. "
-            "Fix: values.clone(), or gather_rows"
+            "scatter_rows: values share memory with out, so rows would be read while they are written. "
+            "Fix: pass values.clone(), or use gather_rows"
         )
     check_range("scatter_rows", "index", index, 0, len(out))
     implementation(SCATTER_ROWS, out.device).scatter_rows(out, index, values)

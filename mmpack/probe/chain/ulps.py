@@ -35,7 +35,7 @@ def ulps(a: Tensor, b: Tensor) -> Tensor:
     if (a.dtype, a.shape, a.device) != (b.dtype, b.shape, b.device):
         raise ArgumentError(
             f"ulps: a is {a.dtype} {list(a.shape)} on {a.device}, b {b.dtype} {list(b.shape)} on {b.device}. "
-            "Fix: pass two tensors that are alike"
+            "Fix: pass two tensors of one dtype, shape and device"
         )
     x, y = _steps(a), _steps(b)
     most = torch.iinfo(torch.int64).max

@@ -31,7 +31,7 @@ def register_kit(kit: Kit) -> Kit:
     name = kit.about.name
     if _REGISTERED.get(name) is not kit and name in kit_names():
         raise ArgumentError(
-            f"register_kit: {name} has a kit. Fix: pass a family of its own for this one"
+            f"register_kit: {name} has a kit already. Fix: register this one for a family of its own"
         )
     _REGISTERED[name] = kit
     return kit

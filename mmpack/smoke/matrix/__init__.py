@@ -134,7 +134,7 @@ def compare_traces(folder: Path, failed: Mapping[str, str] | None = None) -> Mat
         why = "".join(f"; {name} {reason}" for name, reason in failed.items())
         raise TraceError(
             f"parity --matrix: {folder} has no trace of {', '.join(NAMES)}, and none of them runs here{why}. "
-            "Fix: run it where one does"
+            "Fix: run it where one of them is installed"
         )
     frameworks = {name: _made_with(there[name]) if name in there else None for name in NAMES}
     return Matrix(frameworks, list(_cells(there, failed)), dict(failed))

@@ -62,7 +62,7 @@ def annotate_actions(
     if any(name in span.action for span in found.spans for name in ("point", "to")):
         if system is None:
             raise ArgumentError(
-                f"annotate_actions: what {sample.family} writes points in is not known (MM308). "
+                f"annotate_actions: the coordinate system of {sample.family}'s points is not known (MM308). "
                 "Fix: pass system='absolute_pixels', 'normalized_1000' or 'normalized_1'"
             )
         if sample.coordinate_system is None:

@@ -93,7 +93,7 @@ def check_think(what: str, think: Any) -> None:
         return
     raise ArgumentError(
         f"{what}: think is {kind_of(think)}, expected two marks. "
-        "Fix: pass ('<think>', '</think>'), or None where the policy marks no thoughts"
+        "Fix: pass ('<think>', '</think>'), or None if the policy marks no thoughts"
     )
 
 
@@ -104,8 +104,8 @@ def _runs(what: str, sample: Sample) -> list[tuple[int, int, int | None]]:
     for i, span in enumerate(sample.loss_spans):
         if not end <= span.start <= span.stop <= len(sample):
             raise ArgumentError(
-                f"{what}: loss_spans[{i}] is [{span.start}, {span.stop}) after {end}, of {len(sample)} tokens "
-                "(MM201). Fix: sort and cut them"
+                f"{what}: loss_spans[{i}] is [{span.start}, {span.stop}), which begins before {end} or ends beyond "
+                f"{len(sample)} tokens (MM201). Fix: sort and cut them"
             )
         if span.start == span.stop:
             continue

@@ -40,6 +40,6 @@ def decode(
         raise BackendError(f"{video.where}: decord can't decode it ({why}). {FIX}") from None
     if counted != len(packets.frames):
         raise BackendError(
-            f"{video.where}: decord counts {counted} frames of {len(packets.frames)}. {FIX}"
+            f"{video.where}: decord counts {counted} frames, but the file has {len(packets.frames)}. {FIX}"
         )
     return pixels

@@ -38,8 +38,8 @@ def decode(
             size = (picture.height, picture.width)
             if size != stored.shape[1:3]:
                 raise VideoError(
-                    f"{video.where}: frame {frames[at]} is {size[1]}×{size[0]}, others are "
-                    f"{stored.shape[2]}×{stored.shape[1]}. Fix: encode it in one size"
+                    f"{video.where}: frame {frames[at]} is {size[1]}×{size[0]}, but others are "
+                    f"{stored.shape[2]}×{stored.shape[1]}. Fix: encode all frames in one size"
                 )
             plane = convert(picture, format="rgb24", threads=1).planes[0]
             stored[at] = np.ndarray((*size, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
@@ -104,7 +104,9 @@ def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[
 def _demuxed(video: Opened, packets: Packets, start: int, stop: int) -> Iterator[Any]:
     """Packets [start, stop) of the file. With a coarse index a search lands before `start`, or behind it."""
     if start < 0:
-        raise VideoError(f"{video.where}: no keyframe before a frame. Fix: pass a whole video file")
+        raise VideoError(
+            f"{video.where}: a frame has no keyframe before it. Fix: pass a whole video file"
+        )
     for key in np.flatnonzero(packets.keyframes[: start + 1])[::-1].tolist():
         video.container.seek(int(packets.times[key]), stream=video.stream)
         found = takewhile(lambda packet: packet.size, video.container.demux(video.stream))

@@ -55,7 +55,11 @@ def opened(source: Source, limits: Limits, threads: int = 1) -> Iterator[Opened]
         head = file.read(256)
         bounded = head[:3] != FLV
         file.seek(0)
-        fix = "a whole video file" if _is_supported(head) else f"a whole file of {SUPPORTED}"
+        fix = (
+            "pass a whole video file"
+            if _is_supported(head)
+            else f"pass a whole file of {SUPPORTED}"
+        )
         with reading(where, fix):
             container = av.open(
                 file if isinstance(source, IN_MEMORY) else f"file:{os.fspath(source)}",
@@ -90,7 +94,9 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
         raise
     except (OSError, ValueError) as error:  # a NUL in the name
         why = " ".join(str(error).split())[:200]
-        raise ArgumentError(f"{where} can't be read ({why}). Fix: check the path") from None
+        raise ArgumentError(
+            f"{where} can't be read ({why}). Fix: check the path and its permissions"
+        ) from None
     with file:
         yield file
 
@@ -138,12 +144,13 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     if stream is None or stream.disposition & 0x400:  # the cover picture of an audio file
         kinds = sorted({s.type for s in container.streams})
         raise VideoError(
-            f"{where} holds no video, only: {', '.join(kinds) or 'nothing'}. Fix: pass a file with a video stream"
+            f"{where} holds no video stream, only: {', '.join(kinds) or 'nothing'}. "
+            "Fix: pass a file with a video stream"
         )
     context = stream.codec_context
     if context is None:
         raise VideoError(
-            f"{where}: no decoder for its codec. Fix: encode it as H.264, HEVC, VP9 or AV1"
+            f"{where}: there is no decoder for its codec. Fix: encode it as H.264, HEVC, VP9 or AV1"
         )
     if context.width * context.height > limits.max_pixels:
         raise VideoError(

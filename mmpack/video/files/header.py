@@ -122,8 +122,8 @@ def _table(file: BinaryIO, box: _Box, where: str) -> np.ndarray:
     count = int.from_bytes(head[4:8])
     if count * width > box.end - box.body - 8:
         raise VideoError(
-            f"{where}: its table {box.kind.decode()} counts {count} entries, which don't fit into it. "
-            "Fix: pass a file that is not broken"
+            f"{where}: its table {box.kind.decode()} counts {count} entries, more than it holds. "
+            "Fix: pass a whole, undamaged file"
         )
     entries = np.frombuffer(file.read(count * width), ">u4")
     return entries.reshape(count, width // 4).astype(np.int64)
@@ -165,5 +165,5 @@ def _check_count(count: int, limit: int, where: str) -> None:
 def _check_end(end: int, size: int, where: str) -> None:
     if end > size:
         raise VideoError(
-            f"{where}: {size} bytes of a file of {end}. Fix: pass the whole file; this one was cut"
+            f"{where}: the file has {size} of {end} bytes. Fix: pass the whole file; this one was cut"
         )

@@ -136,7 +136,7 @@ def _rows(video: Opened, limits: Limits) -> list[tuple[int | None, int | None, i
             )
     if not any(shown for *_, shown in rows):
         raise VideoError(
-            f"{video.where}: its video stream holds no frame. Fix: pass a file with at least one"
+            f"{video.where}: its video stream holds no frame. Fix: pass a file with at least one frame"
         )
     if "mp4" in video.container.format.name and len(rows) < len(video.stream.index_entries):
         raise _cut(video, len(rows))

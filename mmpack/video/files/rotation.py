@@ -20,6 +20,6 @@ def rotation_of(picture: Any, where: str) -> int:
     a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), "<i4").tolist()
     if a * d - b * c <= 0 or (a and b) or (c and d):
         raise VideoError(
-            f"{where}: its display matrix mirrors or skews. Fix: encode the pictures as they are to be seen"
+            f"{where}: its display matrix mirrors or skews the frames. Fix: encode the frames as they should be seen"
         )
     return -int(picture.rotation) % 360

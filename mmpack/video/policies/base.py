@@ -95,7 +95,7 @@ class Policy:
         if reading is not None and reading.refusal:
             raise self.error(
                 f"reader {settings.reader!r}: {reading.refusal}",
-                "reader='container', on both sides",
+                "set reader='container' on both sides",
             )
         info = info.as_read(settings.reader, checks_end=self.checks_end)
         if info.total_frames < 1:
@@ -140,9 +140,9 @@ class Policy:
         if isinstance(value, str | bool) or value is None:
             return
         if not math.isfinite(value) or (value <= 0 and name not in _ANY_SIGN):
-            raise self.error(f"setting {name} is {value}", "a positive number")
+            raise self.error(f"setting {name} is {value}", "pass a positive number")
         if name in _SIZES and value > _LARGEST_SIZE:
-            raise self.error(f"setting {name} is {value}", f"at most {_LARGEST_SIZE}")
+            raise self.error(f"setting {name} is {value}", f"pass at most {_LARGEST_SIZE}")
 
 
 def _with_defaults(settings: Any, reader: str) -> Any:

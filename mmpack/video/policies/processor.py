@@ -81,11 +81,11 @@ def _of_qwen3_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size
     if old and min(size) < factor:
         raise policy.error(
             f"frames of {size[0]} x {size[1]} are smaller than a merged patch of {factor}",
-            "enlarge them, or transformers='5.15'",
+            "enlarge them, or set transformers='5.15'",
         )
     if not old and frames < patch:
         raise policy.error(
-            f"{frames} frame is less than a temporal patch of {patch}, and the processor refuses it",
-            "pass it as an image, or (before transformers 5.15) transformers='5.8'",
+            f"{frames} frame is less than a temporal patch of {patch}, which the processor refuses",
+            "pass it as an image, or (before transformers 5.15) set transformers='5.8'",
         )
     return qwen3_size(size, factor, low, high, frames, patch, round_up=old)

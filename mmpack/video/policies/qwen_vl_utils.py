@@ -44,7 +44,7 @@ def choose(info: VideoInfo, settings: Settings) -> Choice:
     """Frames of `info`. Raises: ArgumentError where upstream raises."""
     if info.fps is None:
         raise POLICY.error(
-            "the container has no frame rate", "the policy transformers_qwen3_vl, or remux it"
+            "the container has no frame rate", "use the policy transformers_qwen3_vl, or remux it"
         )
     first, last = frame_range(info.total_frames, info.fps, settings)
     count = _count(last - first + 1, info.fps, settings)
@@ -80,7 +80,7 @@ def frame_range(total: int, fps: float, settings: Settings) -> tuple[int, int]:
     if cut and first >= last:
         raise POLICY.error(
             f"video_start and video_end leave frames {first} to {last} of {total} at {fps:.6g} per second",
-            "a longer range within the clip",
+            "choose a longer range within the clip",
         )
     return first, last
 
@@ -97,8 +97,8 @@ def _count(total: int, source: float, settings: Settings) -> int:
         count = math.floor(wanted / _FACTOR) * _FACTOR
     if not _FACTOR <= count <= total:
         raise POLICY.error(
-            f"{count} frames wanted, it takes {_FACTOR} to {total} of this clip",
-            "another nframes, fps or max_frames; a clip of one frame is an image",
+            f"{count} frames wanted, but it takes {_FACTOR} to {total} of this clip",
+            "set another nframes, fps or max_frames; pass a clip of one frame as an image",
         )
     return count
 

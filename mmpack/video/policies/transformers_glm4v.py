@@ -41,7 +41,7 @@ def choose(info: VideoInfo, settings: Settings) -> Choice:
     most = int(settings.max_duration * settings.fps)
     wanted = max(math.floor(seconds * settings.fps), 1)
     if max(most if seconds > settings.max_duration else wanted, 1) > Limits.max_frames:
-        raise POLICY.error(f"fps={settings.fps:.6g} makes too many frames", "a smaller fps")
+        raise POLICY.error(f"fps={settings.fps:.6g} makes too many frames", "set a smaller fps")
     if seconds <= settings.max_duration:
         indices = [min(last, math.ceil(i * fps / settings.fps)) for i in range(wanted)]
     elif most > last:
@@ -62,7 +62,8 @@ def known_fps(policy: Policy, info: VideoInfo) -> float:
     """The file's rate. Raises: ArgumentError where the container has none."""
     if info.fps is None:
         raise policy.error(
-            "the container has no frame rate", "remux it, or do_sample_frames=false for every frame"
+            "the container has no frame rate",
+            "remux it, or set do_sample_frames=false for every frame",
         )
     return info.fps
 
@@ -76,7 +77,9 @@ def in_pairs(policy: Policy, indices: list[int]) -> np.ndarray:
     """int64: each frame once, the last again where their number is odd. Raises: ArgumentError for none."""
     unique = list(dict.fromkeys(indices))
     if not unique:
-        raise policy.error("it takes no frame of a video this short", "a longer one, or its frames")
+        raise policy.error(
+            "it takes no frame of a video this short", "pass a longer one, or its frames"
+        )
     return np.asarray(unique + unique[-1:] * (len(unique) % 2), dtype=np.int64)
 
 
@@ -84,7 +87,7 @@ def one_rule(policy: Policy, settings: Any) -> Any:
     """GLM's resize never changed, and has no budget for frames. Raises: ArgumentError where one is set."""
     if settings.cap_pixels_per_frame or settings.max_video_tokens is not None:
         raise policy.error(
-            "the model's processor has no budget for frames", "drop cap_pixels_per_frame"
+            "the model's processor has no budget for frames", "leave out cap_pixels_per_frame"
         )
     return replace(settings, transformers="5.15")
 

@@ -50,7 +50,7 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
     if settings.num_frames is not None:
         count = round(settings.num_frames / patch) * patch
     elif info.fps is None:
-        raise POLICY.error("fps is set, the container has no frame rate", "set num_frames")
+        raise POLICY.error("fps is set, but the container has no frame rate", "set num_frames")
     else:
         assert settings.fps
         count = frames_at(
@@ -59,14 +59,13 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
     if not 0 < count <= total:
         raise POLICY.error(
             f"{count} frames wanted of {total} (whole temporal patches of {patch})",
-            "another fps or num_frames, or do_sample_frames=false for every frame",
+            "set another fps or num_frames, or do_sample_frames=false for every frame",
         )
     indices = spaced(total, count)
     if indices[-1] >= total:
         raise POLICY.error(
-            f"upstream's steps for {count} frames end at frame {indices[-1]} of {total}, "
-            "which it can't read",
-            "another fps or num_frames, or the policy vllm, which takes the last frame instead",
+            f"transformers' steps for {count} frames end at frame {indices[-1]} of {total}, which it can't read",
+            "set another fps or num_frames, or use the policy vllm, which takes the last frame instead",
         )
     return indices
 

@@ -52,7 +52,7 @@ def _sampled(total: int, source: float, settings: Settings) -> np.ndarray:
     if settings.num_frames > Limits.max_frames:
         raise POLICY.error(
             f"num_frames is {settings.num_frames}, more than the {Limits.max_frames} that a video may have",
-            "fewer frames",
+            "set fewer frames",
         )
     return spread(total, settings.num_frames)
 
@@ -61,7 +61,7 @@ def frames_at(total: int, source: float, fps: float, least: int, most: int) -> i
     """How many frames `fps` per second are, between `least` and `most`. Raises: ArgumentError."""
     wanted = total / source * fps
     if not math.isfinite(wanted):  # upstream can't make it a number of frames either
-        raise POLICY.error(f"fps={fps:.6g} is too large for {total} frames", "a smaller fps")
+        raise POLICY.error(f"fps={fps:.6g} is too large for {total} frames", "set a smaller fps")
     return min(max(int(wanted), least), most, total)
 
 

@@ -44,13 +44,13 @@ def _sampled(info: VideoInfo, settings: Settings) -> np.ndarray:
     total, count = info.total_frames, settings.num_frames
     if count is None:
         if info.fps is None:
-            raise POLICY.error("fps is set, the container has no frame rate", "set num_frames")
+            raise POLICY.error("fps is set, but the container has no frame rate", "set num_frames")
         assert settings.fps
         count = max(1, int(total / info.fps * settings.fps))
     if count > min(total, Limits.max_frames):
         raise POLICY.error(
             f"{count} frames wanted of {total} (at most {Limits.max_frames})",
-            "a smaller num_frames or fps, or do_sample_frames=false for every frame",
+            "set a smaller num_frames or fps, or do_sample_frames=false for every frame",
         )
     return np.arange(count) * total // count
 

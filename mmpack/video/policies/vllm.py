@@ -47,7 +47,9 @@ def choose(info: VideoInfo, settings: Settings) -> Choice:
     indices = _loaded(info, fps or 0.0, settings)
     if not fps:  # the metadata say 0: only Qwen2-VL's processor, which is handed none, goes on
         if family.tokens_per_second is not None or by_frame:
-            raise POLICY.error("the container has no frame rate", "remux it, or loader='qwen3_vl'")
+            raise POLICY.error(
+                "the container has no frame rate", "remux it, or set loader='qwen3_vl'"
+            )
         fps = ASSUMED_FPS
     if by_frame and len(indices) == total:
         count = qwen3.frames_at(total, fps, qwen3.FPS, qwen3.MIN_FRAMES, qwen3.MAX_FRAMES)
@@ -84,7 +86,7 @@ def _qwen2_vl(total: int, source: float, seconds: float, settings: Settings) -> 
     """transformers' steps, a frame past the end taken as the last one, and each frame once."""
     assert settings.fps and settings.min_frames and settings.max_frames
     if not source:
-        raise POLICY.error("the container has no frame rate", "loader='opencv', or remux it")
+        raise POLICY.error("the container has no frame rate", "set loader='opencv', or remux it")
     fps, most = min(settings.fps, _MAX_FPS), min(settings.max_frames, _MAX_FRAMES)
     count = qwen2.frames_at(total, source, fps, settings.min_frames, most, 2)
     if count < 1:
@@ -119,7 +121,7 @@ def _opencv_dynamic(total: int, source: float, seconds: float, settings: Setting
         if seconds * fps > Limits.max_frames:  # upstream goes through each step
             raise POLICY.error(
                 f"fps={fps:.6g} is more than {Limits.max_frames} steps in {seconds:.3g} seconds",
-                "a smaller fps",
+                "set a smaller fps",
             )
         steps = range(math.floor(seconds * fps))
         indices = {min(last, math.ceil(k * source / fps)) for k in steps}
@@ -130,7 +132,7 @@ def _opencv_dynamic(total: int, source: float, seconds: float, settings: Setting
         indices = {min(last, math.ceil(t * source)) for t in times}
     if not indices:
         raise POLICY.error(
-            f"{fps:.6g} frames per second of {seconds:.3g} seconds are none", "a higher fps"
+            f"{fps:.6g} frames per second of {seconds:.3g} seconds are none", "set a higher fps"
         )
     return np.asarray(sorted(indices), dtype=np.int64)
 

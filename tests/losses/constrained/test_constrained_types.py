@@ -241,7 +241,7 @@ def test_scores_of_samples():
         (lambda: Costs({"a": torch.ones(1), "b": torch.ones(2)}), "the first is"),
         (lambda: Costs({"a": torch.ones(1)}, {"b": "points"}), "units are"),
         (lambda: Costs({"a": torch.ones(1)}, per="turn"), "per is 'turn'"),
-        (lambda: CHARGED.clipped(), "no bound"),
+        (lambda: CHARGED.clipped(), "neither low nor high"),
         (lambda: CHARGED.clipped(2.0, 1.0), "exchange"),
         (lambda: CHARGED.clipped(float("nan")), "low is nan"),
         (lambda: CHARGED.scaled({"c": -1.0}), "the sign of a cost"),

@@ -170,7 +170,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(state, match):
         ),
         (
             lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(2)}, per="token")),
-            "per token, limits are per sample",
+            "per token, but limits are per sample",
         ),
         (lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(0)})), "no sample"),
     ],

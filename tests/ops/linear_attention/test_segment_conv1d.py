@@ -129,7 +129,7 @@ def test_refusals():
     with pytest.raises(ArgumentError, match="plan has rows of width 4, weight has K = 6"):
         segment_conv1d(x, weight, plan=plan)
     weight = weight[:, :4]
-    with pytest.raises(ArgumentError, match="plan is of 12 rows, there are 11"):
+    with pytest.raises(ArgumentError, match="plan is for 12 rows, but there are 11"):
         segment_conv1d(x[:11], weight, plan=plan)
     with pytest.raises(ArgumentError, match=r"weight \[4, 3\]"):
         segment_conv1d(x, weight.T, plan=plan)

@@ -199,7 +199,7 @@ def test_without_norm_and_with_a_scale():
 def test_refusals():
     tensors = inputs(20, (1, 2), (4, 4))
     plan = plan_of([0, 20], [-1])
-    with pytest.raises(ArgumentError, match="plan is of 20 rows, there are 19"):
+    with pytest.raises(ArgumentError, match="plan is for 20 rows, but there are 19"):
         segment_delta_rule(*(x[:19] for x in tensors), plan)
     with pytest.raises(ArgumentError, match=r"shapes are q \[1, 20, 1, 4\]"):
         segment_delta_rule(*(x[None] for x in tensors), plan)

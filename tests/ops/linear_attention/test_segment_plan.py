@@ -73,8 +73,8 @@ def test_to_another_device_and_through_a_pipe():
     ("offsets", "parents", "padding", "message"),
     [
         ([0, 2], [-1, -1], None, "expected .G.1. and .G."),
-        ([1, 2], [-1], None, "do not rise from 0"),
-        ([0, 2, 1], [-1, -1], None, "do not rise from 0"),
+        ([1, 2], [-1], None, "must rise from 0"),
+        ([0, 2, 1], [-1, -1], None, "must rise from 0"),
         ([0, 2, 3], [-1, 1], None, "segment 1 has parent 1"),
         ([0, 2], [-2], None, "segment 0 has parent -2"),
         ([0, 3], [-1], [False, True, False], "segment 0, rows 0 to 3, has padding between tokens"),

@@ -338,7 +338,7 @@ def test_the_command(tmp_path):
         (["--model", "gpt"], "model is 'gpt'. Fix: use one of qwen2.5-vl, qwen3-vl, qwen3.5"),
         (["--axis", "moon"], f"axis is 'moon'. Fix: use one of {', '.join(AXES)}"),
         (["--dtype", "int8"], "dtype is 'int8'. Fix: use one of float32, bfloat16"),
-        (["--device", "abacus"], "device is 'abacus'. Fix: 'cpu' or 'cuda'"),
+        (["--device", "abacus"], "device is 'abacus'. Fix: use 'cpu' or 'cuda'"),
         (["--tp", "3"], "which 3 ranks don't divide"),
         (["--layers", "0"], "layers"),
     ],

@@ -36,6 +36,6 @@ def test_a_leak_of_state_is_named(monkeypatch):
 
 
 def test_tensor_parallel_is_refused():
-    with pytest.raises(ArgumentError, match="linear attention, which tensor_parallel does not cut"):
+    with pytest.raises(ArgumentError, match="linear attention, which tensor_parallel can't split"):
         chain(Options("qwen3.5", axes=["tensor_parallel"]))
     assert torch.distributed.is_initialized() is False

@@ -61,7 +61,8 @@ def write_action(action: Action, format: str | Format = "json") -> dict[str, Any
     form = get_format("write_action", format)
     if not isinstance(action, Action):
         raise ArgumentError(
-            f"write_action: the action is {kind_of(action)}. Fix: use one of mmpack.trajectory, or read_action of it"
+            f"write_action: the action is {kind_of(action)}. "
+            "Fix: pass an action of mmpack.trajectory, or what read_action returned"
         )
     return form.write(action)
 
