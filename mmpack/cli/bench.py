@@ -26,14 +26,14 @@ class Benchmark(StrEnum):
 def command(
     benchmark: Annotated[Benchmark, typer.Argument(metavar="step", help="What to measure.")],
     model: Annotated[
-        list[str] | None, typer.Option(help="A model's shapes; all if left out.")
+        list[str] | None, typer.Option(help="Shapes of this model. Default: all.")
     ] = None,
     workload: Annotated[
-        list[str] | None, typer.Option(help="geo, pictures, video, long; all if left out.")
+        list[str] | None, typer.Option(help="geo, pictures, video or long. Default: all.")
     ] = None,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="Who runs the step; all that are installed if left out."),
+        typer.Option(help="Who runs the step. Default: all that are installed."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -41,17 +41,28 @@ def command(
             "--out", metavar="FILE", callback=writable, help="A report to add to, row by row."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure rows that FILE has.")] = False,
-    repeats: Annotated[int, typer.Option(min=2, help="Steps after the first.")] = 3,
-    layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers, for a try.")] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Tiny models and samples.")] = False,
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="FSDP2 over torchrun's processes.")] = False,
-    liger: Annotated[bool, typer.Option("--liger", help="Liger's kernels in the layers.")] = False,
-    attention: Annotated[str | None, typer.Option(help="MMPACK_ATTENTION of this run.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Where the time goes.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure rows that FILE has already.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=2, help="Steps to time, after the first.")] = 3,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Decoder layers, for a quick try.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Use tiny models and samples.")] = False,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Use FSDP2 over torchrun's processes.")
+    ] = False,
+    liger: Annotated[
+        bool, typer.Option("--liger", help="Use Liger's kernels in the layers.")
+    ] = False,
+    attention: Annotated[
+        str | None, typer.Option(help="The attention backend of this run, as in MMPACK_ATTENTION.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Time forward and backward of a GRPO batch by each peer; what FILE has is skipped. Exits 1 if a check fails."""
+    """Time forward and backward of a GRPO batch by each peer; rows that FILE has are skipped. Exits 1 if a "
+    "check fails."""
     for package in ("torch", "transformers"):
         require(package, "hf", "mmpack bench")
     from mmpack.bench.models import MODELS

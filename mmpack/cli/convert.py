@@ -22,19 +22,21 @@ def command(
         typer.Argument(
             metavar="FILE",
             callback=writable,
-            help="The trace to write, .jsonl, .jsonl.zst or .parquet; may be TRACE itself.",
+            help="The trace to write: .jsonl, .jsonl.zst or .parquet. May be TRACE itself.",
         ),
     ],
     schema_version: Annotated[
         Literal["1", "2"],
-        typer.Option(help="Version of the schema to write; 1 can't hold what the engine did."),
+        typer.Option(
+            help="Version of the schema to write; 1 has no room for what the engine did (kept ids, routes, teachers)."
+        ),
     ] = "2",
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Write a trace as another version of the schema, or as another kind of file.
+    """Write a trace in another version of the schema, or as another type of file.
 
-    FILE is written whole or not at all. A sample that the version can't hold is refused, never cut.
+    FILE is written whole or not at all. A sample that does not fit the version is an error; nothing is dropped.
     """
     from collections import Counter
 

@@ -28,12 +28,14 @@ def command(
         list[str],
         typer.Option(
             metavar="NAME[:SETTING=VALUE,…]",
-            help="A sampling policy, e.g. qwen_vl_utils or vllm:model=qwen3_vl,fps=4; repeat it to compare.",
+            help="A sampling policy, e.g. qwen_vl_utils or vllm:model=qwen3_vl,fps=4; repeat the option to compare.",
         ),
     ],
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SETTING=VALUE", help="For every policy that has it."),
+        typer.Option(
+            "--set", metavar="SETTING=VALUE", help="A setting for every policy that has it."
+        ),
     ] = None,
     sheet: Annotated[
         Path | None,
@@ -42,7 +44,7 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Print the plans that policies make of a video; exit 1 if they differ."""
+    """Print which frames of a video each policy takes. Exits 1 if they differ."""
     from mmpack.video.choose_frames import sample
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe

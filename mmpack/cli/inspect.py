@@ -36,7 +36,7 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Count what a trace holds; broken rules are counted too and change no exit code."""
+    """Count what a trace holds, broken rules included; they don't change the exit code."""
     from mmpack.schema.trace import read_trace
 
     samples = tracked(read_trace(trace), "reading")

@@ -41,7 +41,7 @@ def command(
     train: Annotated[Path | None, typer.Argument(metavar="B", help="The trainer's trace.")] = None,
     require: Annotated[
         str,
-        typer.Option(metavar="FIELD,...", help="Fields that must be compared in every sample."),
+        typer.Option(metavar="FIELD,...", help="Fields that both sides must have in every sample."),
     ] = REQUIRE,
     max_findings: Annotated[
         int, typer.Option(min=1, help="How many findings to keep; all are counted.")
@@ -50,7 +50,7 @@ def command(
     format: Annotated[
         Format | None,
         typer.Option(
-            help="text; json, as --json; annotations of a GitHub workflow; a SARIF 2.1.0 log; JUnit XML.",
+            help="text; json, as --json; github: workflow annotations; sarif: a SARIF 2.1.0 log; junit: JUnit XML.",
         ),
     ] = None,
     out: OutOption = None,
@@ -70,13 +70,14 @@ def command(
             metavar="DIR",
             file_okay=False,
             exists=True,
-            help="Run one fixture through every framework installed, and compare the traces in DIR.",
+            help="Run one fixture through every installed framework, and compare the traces in DIR.",
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="A tokenizer's folder or hub name: decodes what differs."
+            metavar="NAME",
+            help="A tokenizer's folder or hub name, to show differing tokens as text.",
         ),
     ] = None,
 ) -> int:

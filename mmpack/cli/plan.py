@@ -50,21 +50,24 @@ def command(
     trace: TraceArgument,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Packed rows of a micro-batch; else what --memory takes."),
+        typer.Option(
+            min=1, help="Packed rows per micro-batch, at most. Default: as many as --memory allows."
+        ),
     ] = None,
     max_patches: Annotated[
-        int | None, typer.Option(min=0, help="Vision patches of a micro-batch.")
+        int | None, typer.Option(min=0, help="Vision patches per micro-batch, at most.")
     ] = None,
     max_samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a micro-batch.")
+        int | None, typer.Option(min=1, help="Samples per micro-batch, at most.")
     ] = None,
     max_loss_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Loss tokens of a micro-batch.")
+        int | None, typer.Option(min=0, help="Loss tokens per micro-batch, at most.")
     ] = None,
     max_media_bytes: Annotated[
         str | None,
         typer.Option(
-            metavar="BYTES", help="Pixels of a micro-batch, such as 2GB; each medium once."
+            metavar="BYTES",
+            help="Bytes of pixels per micro-batch, at most, such as 2GB; each medium counts once.",
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that share the micro-batches.")] = 1,
@@ -74,42 +77,46 @@ def command(
     auto_share: Annotated[
         bool,
         typer.Option(
-            "--auto-share", help="Share only in micro-batches where that takes less time."
+            "--auto-share", help="Share prefixes only in micro-batches where that takes less time."
         ),
     ] = False,
     model: Annotated[
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="A model's config.json or its folder: its cost, and for --memory.",
+            help="A model's config.json or its folder, for its cost and for --memory.",
         ),
     ] = None,
     cost: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A cost that `mmpack.planning.calibrate` saved."),
+        typer.Option(metavar="FILE", help="A cost file that `mmpack.planning.calibrate` saved."),
     ] = None,
     keep_groups: Annotated[
         bool,
-        typer.Option("--keep-groups", help="Split no group that a micro-batch takes for balance."),
+        typer.Option(
+            "--keep-groups", help="Never split a group that fits one micro-batch just for balance."
+        ),
     ] = False,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="BYTES",
-            help="What weights, gradients and optimizer leave free (40GB, 37.5GiB): shows how many rows a pack may "
-            "have with gradients and without, as old and reference logprobs run.",
+            help="Memory that weights, gradients and optimizer leave free (40GB, 37.5GiB). Shows how many rows "
+            "a pack may have with gradients, and without them, as for old and reference logprobs.",
         ),
     ] = None,
     defer_tail: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Share of the groups, those with the longest samples, left for a later plan.",
+            help="Share of the groups, those with the longest samples, to leave for a later plan.",
         ),
     ] = 0.0,
     max_policy_lag: Annotated[
         int | None,
-        typer.Option(min=0, help="Leave out samples with a token of weights more versions behind."),
+        typer.Option(
+            min=0, help="Leave out samples with a token whose weights are more versions behind."
+        ),
     ] = None,
     save: Annotated[
         Path | None,
@@ -118,7 +125,7 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Plan micro-batches and show how full they are and how even the ranks."""
+    """Plan micro-batches; show how full they are and how evenly they load the ranks."""
     from mmpack.planning.cost import CostModel
     from mmpack.planning.plan import plan
     from mmpack.schema.trace import read_trace

@@ -31,36 +31,39 @@ def command(
         ),
     ],
     b: Annotated[
-        str | None, typer.Argument(metavar="B", help="The other one; none with --save.")
+        str | None, typer.Argument(metavar="B", help="The other side; leave it out with --save.")
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The samples. Tiny models have drawn ones without it."),
+        typer.Option(metavar="FILE", help="The samples. Default for tiny models: drawn samples."),
     ] = None,
     media_root: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", file_okay=False, exists=True, help="Where the trace's media are."
+            metavar="DIR",
+            file_okay=False,
+            exists=True,
+            help="The folder of the trace's media files.",
         ),
     ] = None,
     draw_pixels: Annotated[
-        bool, typer.Option("--draw-pixels", help="Give media noise as pixels, the same every time.")
+        bool, typer.Option("--draw-pixels", help="Use noise as pixels, the same every time.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The first N samples only.")
+        int | None, typer.Option(min=1, metavar="N", help="Use only the first N samples.")
     ] = None,
     tokens: Annotated[
         str, typer.Option(metavar="WHICH", help="all, loss, or indices: 0,5,-1.")
     ] = "all",
     factor: Annotated[
-        float, typer.Option(help="How many times its rounding noise a row may be off.")
+        float, typer.Option(help="How far a row may be off, as a multiple of its rounding noise.")
     ] = 6.0,
     save: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.probe",
             callback=writable,
-            help="Record A and write it here; compare nothing.",
+            help="Record A to this file; compare nothing.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -68,14 +71,14 @@ def command(
     png: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.png", callback=writable, help="Write layer × error as a figure."
+            metavar="FILE.png", callback=writable, help="Write a figure of the error by layer."
         ),
     ] = None,
     html: HtmlOption = None,
 ) -> int:
-    """Run the same samples through two sides and name the first module and token that part.
+    """Run the same samples through two sides and name the first module and token that differ.
 
-    `mmpack probe chain` is another command: each stage of a step in every layout; see `mmpack probe chain --help`.
+    `mmpack probe chain` is a separate command, for each stage of a step in every layout: `mmpack probe chain --help`.
     """
     from mmpack.cli.probe_sides import Sides, parse
 

@@ -20,30 +20,32 @@ ALL = "all"
 def command(
     model: Annotated[str, typer.Option(help="qwen2.5-vl, qwen3-vl or qwen3.5.")] = "qwen2.5-vl",
     size: Annotated[
-        str, typer.Option(help="tiny, or layer: few layers at the widths of 7B and 8B.")
+        str, typer.Option(help="tiny, or layer: a few layers with the widths of 7B and 8B models.")
     ] = "tiny",
     layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 2,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     axis: Annotated[
         list[str] | None,
-        typer.Option(help="An axis, or all; those of one process if left out, without --tp."),
+        typer.Option(help="An axis, or all. Default without --tp: those that one process can run."),
     ] = None,
     tp: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, help="Ranks of tensor parallelism; also compared with FSDP2 where 2 is one."
-        ),
+        typer.Option(min=1, help="Ranks of tensor parallelism; with 2, FSDP2 is compared too."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of samples and advantages.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for samples and advantages.")] = 0,
     invariant: Annotated[
-        bool, typer.Option("--invariant", help="Within mmpack.invariant: what must be equal then.")
+        bool,
+        typer.Option(
+            "--invariant", help="Run within mmpack.invariant, and check what must then be equal."
+        ),
     ] = False,
     as_json: JsonOption = False,
     out: OutOption = None,
     html: HtmlOption = None,
 ) -> int:
-    """Compare each stage of a step with the same samples alone, over layouts, caches, ranks. Exits 1 beyond bounds."""
+    """Compare each stage of a step, in every layout, cache and number of ranks, with each sample alone. Exits "
+    "1 beyond bounds."""
     for package in ("torch", "transformers", "tokenizers", "PIL"):
         require(package, "hf", "mmpack probe chain")
     from mmpack.bench.chain import AXES, Options, chain

@@ -80,7 +80,7 @@ def options(
             metavar="SHELL",
             is_eager=True,
             callback=_install,
-            help="Let Tab complete commands and options in bash, zsh or fish.",
+            help="Make Tab complete commands and options in bash, zsh or fish.",
         ),
     ] = None,
     show_completion: Annotated[

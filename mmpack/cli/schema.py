@@ -18,14 +18,15 @@ def command(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Print nothing; exit 1 if FILE is not what is printed.",
+            help="Print nothing; exit 1 if FILE differs from what would be printed.",
         ),
     ] = None,
     rules: Annotated[
-        bool, typer.Option("--rules", help="The page of the rules instead of the JSON schema.")
+        bool,
+        typer.Option("--rules", help="Print the page of the rules instead of the JSON schema."),
     ] = False,
     action: Annotated[
-        bool, typer.Option("--action", help="The JSON schema of an action instead.")
+        bool, typer.Option("--action", help="Print the JSON schema of an action instead.")
     ] = False,
 ) -> int:
     """Print the JSON schema of one record of a trace."""

@@ -18,14 +18,14 @@ KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 def command(
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE", help="Traces, .jsonl, .jsonl.zst or .parquet."),
+        typer.Argument(metavar="TRACE", help="Traces: .jsonl, .jsonl.zst or .parquet files."),
     ],
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Check every sample of a trace against the rules. Exits 1 if one is broken, or there is none.
+    """Check every sample of a trace against the rules. Exits 1 if a rule is broken, or if there are no samples.
 
-    Of several traces each is checked by itself, and the JSON document has one entry per trace.
+    Each trace is checked separately; with several, the JSON document has one entry per trace.
     """
     found = {str(trace): _checked(trace) for trace in traces}
     ok = all(document["ok"] for document, _ in found.values())

@@ -33,7 +33,7 @@ def command(
             "--html",
             metavar="FILE",
             callback=writable,
-            help="The page; NAME.html of NAME.jsonl here, if neither this nor --png is given.",
+            help="The page to write. Default without --png: NAME.html here, for NAME.jsonl.",
         ),
     ] = None,
     png: Annotated[
@@ -51,15 +51,22 @@ def command(
         int | None, typer.Option(min=0, metavar="N", help="Which micro-batch of --plan.")
     ] = None,
     sample: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only this sample; repeat it for more.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Draw only this sample; repeat the option for more."),
     ] = None,
     trajectory: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Only this trajectory's samples; repeat it for more."),
+        typer.Option(
+            metavar="ID", help="Draw only this trajectory's samples; repeat the option for more."
+        ),
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many samples: of a page 100, of a figure 8."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Draw at most N samples. Default: 100 on a page, 8 in a figure.",
+        ),
     ] = None,
     media_root: Annotated[
         Path | None,
@@ -67,18 +74,18 @@ def command(
             metavar="DIR",
             file_okay=False,
             exists=True,
-            help="The folder that the sources of pictures and videos begin in.",
+            help="The folder of the trace's pictures and videos.",
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A tokenizer's folder or hub name: text for the ids."),
+        typer.Option(metavar="NAME", help="A tokenizer's folder or hub name, to show ids as text."),
     ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Draw a trace: screens with clicks and boxes, tokens by what they are, rewards, what is shared. Or draw a pack, a
-    plan, a parity report."""
+    """Draw a trace: screens with clicks and boxes, tokens by role, rewards, shared prefixes. Or draw a pack, a plan or
+    a parity report."""
     files = Files.checked(trace, html, png, out)
     of_pages = {"--media-root": media_root, "--tokenizer": tokenizer}
     of_traces = {"--sample": sample, "--trajectory": trajectory, "--limit": limit}
@@ -87,7 +94,9 @@ def command(
         return draw_document(files, as_json)
     if pack or plan is not None or bin is not None:
         if (plan is None) != (bin is None):
-            raise ArgumentError("view: --plan and --bin go together. Fix: give both, or --pack")
+            raise ArgumentError(
+                "view: --plan and --bin must be passed together. Fix: pass both, or --pack"
+            )
         _refuse(trace, of_pages | (of_traces if plan is not None else {}), "of a trace's own page")
         return draw_pack(files, sample, trajectory, limit, plan, bin, as_json)
     return _draw_trace(files, sample, trajectory, limit, media_root, tokenizer, as_json)
@@ -128,7 +137,7 @@ def _draw_trace(
     most = limit or max(LIMIT if html else 0, FIGURE_LIMIT if png else 0)
     chosen = choose(tracked(reader, "reading"), "view", most, sample or (), trajectory or ())
     if not chosen.samples:
-        raise ArgumentError(f"view: {trace} holds no sample. Fix: see why its writer wrote none")
+        raise ArgumentError(f"view: {trace} holds no samples. Fix: check why its writer wrote none")
     document: dict[str, Any] = _counts(trace, chosen)
     missing: dict[str, str] = {}
     if html is not None:

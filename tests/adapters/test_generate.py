@@ -140,5 +140,5 @@ def test_a_family_without_grids_is_refused(parts):
 )
 def test_wrong_arguments_stop_before_anything_is_sampled(parts, wrong, match):
     given = {"model": parts[0], "hf_processor": parts[1], "prompts": PROMPT, "group_ids": ["g"]}
-    with pytest.raises(ArgumentError, match=rf"^rollout: {match}.* Fix: pass [^\n]+$"):
+    with pytest.raises(ArgumentError, match=rf"^rollout: {match}.* Fix: [^\n]+$"):
         rollout(**(given | {"max_new_tokens": 2} | wrong))

@@ -374,7 +374,7 @@ except mp.MissingExtraError as error:
     [
         (lambda i: PrefixIndex(10, bytes_per_token=0), "bytes_per_token is 0"),
         (lambda i: PrefixIndex(float("nan"), bytes_per_token=1), "max_bytes is nan"),
-        (lambda i: PrefixIndex(15, bytes_per_token=1), "max_bytes is 15, one block takes 16"),
+        (lambda i: PrefixIndex(15, bytes_per_token=1), "max_bytes is 15, but one block takes 16"),
         (lambda i: i.lookup([b"a"]), "keys is a list|keys is of type list"),
         (lambda i: i.lookup(keys_of("a", 3)), "blocks of 3 tokens, but the index has 2"),
         (lambda i: i.lookup(keys_of("a"), limit=-1), "limit is -1"),

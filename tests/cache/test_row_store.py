@@ -100,7 +100,7 @@ def test_scatter_is_torchs_index_copy():
     [
         (
             lambda s: s.write(torch.tensor([0, 8]), [torch.zeros(2, 3)]),
-            "from 0 to 8, the store has 8",
+            "from 0 to 8, but the store has 8",
         ),
         (lambda s: s.write(torch.tensor([-1]), [torch.zeros(1, 3)]), "from -1 to -1"),
         (lambda s: s.write(torch.tensor([1, 1]), [torch.zeros(2, 3)]), "rows repeat"),
@@ -222,5 +222,5 @@ def test_a_store_is_copied_with_its_rows():
 
 @pytest.mark.parametrize("rows", [10**14, 10**30])
 def test_a_store_that_no_memory_holds(rows):
-    with pytest.raises(ArgumentError, match="Fix: pass a smaller budget"):
+    with pytest.raises(ArgumentError, match="Fix: give the PrefixIndex a smaller budget"):
         RowStore(rows).write(np.array([0]), [torch.ones(1, 1024)])

@@ -120,7 +120,7 @@ def test_no_rows():
         (lambda: invariant.row_parallel(X.long(), WEIGHT.long()), "one floating dtype"),
         (
             lambda: invariant.row_parallel(X.to(F8), WEIGHT.to(F8)),
-            "float8_e4m3fn on cpu. Fix: pass one floating dtype of 16 bits",
+            "float8_e4m3fn on cpu. Fix: use one floating dtype of 16 bits",
         ),
         (lambda: invariant.row_parallel(X, WEIGHT, torch.ones(4).half()), "torch.float16 on cpu"),
         (lambda: invariant.row_parallel(X, WEIGHT, torch.ones(3)), "bias has shape"),

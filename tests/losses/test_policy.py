@@ -450,9 +450,9 @@ def test_gpu_agrees_and_never_waits(kind):
         ({"aggregation": "mean"}, "aggregation is 'mean'. Fix: use one of token_mean"),
         ({"aggregation": "sequence_mean_token_sum_norm"}, "max_tokens None"),
         ({"max_tokens": 5}, "aggregation is 'token_mean' and max_tokens 5"),
-        ({"kl_coef": 0.1}, "kl_coef is 0.1 and ref_logprobs is None"),
-        ({"entropy_coef": 0.1}, "entropy_coef is 0.1 and entropy is None"),
-        ({"correction": "tis"}, "correction is 'tis' and rollout_logprobs is None"),
+        ({"kl_coef": 0.1}, "kl_coef is 0.1, but ref_logprobs is None"),
+        ({"entropy_coef": 0.1}, "entropy_coef is 0.1, but entropy is None"),
+        ({"correction": "tis"}, "correction is 'tis', but rollout_logprobs is None"),
         (
             {"correction": "is", "rollout_logprobs": torch.zeros(N)},
             "correction_weights: kind is 'is'. Fix: use one of tis, mis",

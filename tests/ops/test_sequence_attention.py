@@ -253,10 +253,10 @@ def test_report(hopper, monkeypatch):
     ("name", "message"),
     [
         ("varlen", "tower attention: varlen was requested, but varlen needs a CUDA device"),
-        ("flash_attn", "flash-attn is not installed. Fix: pass MMPACK_TOWER_ATTENTION=auto"),
+        ("flash_attn", "flash-attn is not installed. Fix: set MMPACK_TOWER_ATTENTION=auto"),
         (
             "flex_flash",
-            "'flex_flash' is not a backend. Fix: pass MMPACK_TOWER_ATTENTION=auto, or one of",
+            "'flex_flash' is not a backend. Fix: set MMPACK_TOWER_ATTENTION=auto, or one of",
         ),
     ],
 )

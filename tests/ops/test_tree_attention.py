@@ -156,7 +156,7 @@ def test_report(hopper, monkeypatch):
     [
         ("varlen", "varlen was requested, but varlen needs a CUDA device, not cpu"),
         ("flash_attn", "flash-attn is not installed"),
-        ("triton", "'triton' is not a backend. Fix: pass MMPACK_ATTENTION=auto, or one of sdpa, "),
+        ("triton", "'triton' is not a backend. Fix: set MMPACK_ATTENTION=auto, or one of sdpa, "),
     ],
 )
 def test_a_forced_backend_that_cannot_run_is_an_error(name, message, monkeypatch):

@@ -148,7 +148,7 @@ def test_wrong_arguments_are_refused():
     a = mp.probe.record(layers(), one)
     with pytest.raises(mp.ArgumentError, match=r"records, which don't run samples\. Fix: "):
         mp.probe.run(a, a, one)
-    with pytest.raises(mp.ArgumentError, match="other samples"):
+    with pytest.raises(mp.ArgumentError, match="different samples"):
         mp.probe.compare(a, mp.probe.record(layers(), one[:1]), Contract())
     with pytest.raises(mp.ArgumentError, match="other directions"):
         mp.probe.compare(a, mp.probe.record(layers(), one, seed=1), Contract())

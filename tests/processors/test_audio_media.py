@@ -164,7 +164,7 @@ def test_a_file_is_decoded_at_the_models_rate(processor, tmp_path):
     [
         ((noise(100), 8000), "the model hears 16000 a second"),
         ((noise(100), None), "a rate of None"),
-        ((np.zeros((2, 8), np.float32), RATE), "of one"),
+        ((np.zeros((2, 8), np.float32), RATE), "in one"),
         ((np.zeros(8, np.int16), RATE), "expected floats"),
         ((np.full(999, np.nan, np.float32), RATE), "are not finite"),
         ((noise(150), RATE), "too few for one token|refuses"),

@@ -247,7 +247,7 @@ def frames(n=4, size=64):
         ),
         ((frames().astype(np.float32), {"fps": 2.0}), ArgumentError, "dtype float32"),
         (([frames()[0], frames(1, 32)[0]], {"fps": 2.0}), ArgumentError, "of one size"),
-        ((b"x", {"fps": 2.0}), ArgumentError, "a video with dict"),
+        ((b"x", {"fps": 2.0}), ArgumentError, "the video comes with dict"),
         (b"no video", VideoError, "Fix: "),
         ("clips/none.mp4", ArgumentError, "not a file below media_root"),
         ("../a.mp4", ArgumentError, "not below media_root"),

@@ -247,7 +247,7 @@ def test_decode_takes_plans_and_numbers(files):
     refused("sample: FramePlan is not a video", sample, plan, policy="vllm")
     patches = plan_patches([(4, 3, 56, 56)], "qwen2_5_vl")
     refused("frames are PatchPlan", decode, files[0], patches)
-    refused("unequal lengths", decode, files[0], [[0], [1, 2]])
+    refused("different lengths", decode, files[0], [[0], [1, 2]])
     refused("limits is int", decode, files[0], [0], limits=5)
     refused("cache is str", decode, files[0], [0], cache="x")
     refused("threads: 65.* Fix: 1 to 64", decode, files[0], [0], threads=65)

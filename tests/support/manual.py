@@ -21,7 +21,7 @@ CODES = {
     "141": "the reader of the output went away",
 }
 VARIABLES = {
-    "MMPACK_PROGRESS": "0: no progress bars; 1: bars at once, without a terminal as lines.",
+    "MMPACK_PROGRESS": "0: no progress bars; 1: bars from the start, as lines where there is no terminal.",
     "MMPACK_BACKEND": "The backend of every op, by name.",
     "MMPACK_ATTENTION": "The backend of attention, by name.",
 }

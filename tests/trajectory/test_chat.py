@@ -203,7 +203,7 @@ def test_other_logs_are_refused(processor, log, picture):
     remote = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     broken = [
         (log[:2], "no message is an assistant's"),
-        ([log[2]], r"messages\[0\] is an assistant's , but no message comes before it"),
+        ([log[2]], r"messages\[0\] is an assistant's, but no message comes before it"),
         ([*log[:3], log[4]], r"messages\[3\] is an assistant's"),
         ("text", "messages is of type str"),
         ([None], r"messages\[0\] is None"),

@@ -303,7 +303,7 @@ def test_what_is_refused():
             with pytest.raises(mp.ArgumentError, match=r"media_index is .*expected int"):
                 function(sample, index, [0])
         for numbers in ([False], [0.0], [1e30], [None], None, "0", 0, np.zeros(2), [[0]]):
-            with pytest.raises(mp.ArgumentError, match=r"temporal_patches is .*Fix: numbers"):
+            with pytest.raises(mp.ArgumentError, match=r"temporal_patches is .*Fix: pass numbers"):
                 function(sample, 0, numbers)
         with pytest.raises(mp.ArgumentError, match="beyond 64 bits"):
             function(sample, 0, [10**30])

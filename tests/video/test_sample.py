@@ -278,9 +278,7 @@ GRID = sample(clip(50), policy="qwen_vl_utils").grid_thw
 def test_plans_that_contradict_themselves(change):
     values = sample(clip(50), policy="qwen_vl_utils").to_dict()
     assert len(values["indices"]) == 4
-    with pytest.raises(
-        ArgumentError, match=rf"^FramePlan: {next(iter(change))} .*Fix: pass [^\n]*$"
-    ):
+    with pytest.raises(ArgumentError, match=rf"^FramePlan: {next(iter(change))} .*Fix: [^\n]*$"):
         FramePlan.from_dict(values | change)
 
 
@@ -288,13 +286,13 @@ def test_what_is_no_plan():
     values = sample(clip(50), policy="qwen_vl_utils").to_dict()
     deep = "[" * 100_000 + "]" * 100_000
     for text in (None, 3, "null", deep, b"\xff", json.dumps(values | {"fps": 10**400})):
-        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: pass [^\n]*$"):
+        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
             FramePlan.from_json(text)
     nested = []
     for _ in range(900):
         nested = [nested]
     for odd in (None, [], values | {3: 1}, values | {"indices": nested}):
-        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: pass [^\n]*$"):
+        with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
             FramePlan.from_dict(odd)
     with pytest.raises(ArgumentError, match="policy 'uniform' is unknown"):
         FramePlan.from_dict(values | {"policy": "uniform"})

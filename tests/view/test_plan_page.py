@@ -92,13 +92,8 @@ def test_the_command_draws_a_plan(tmp_path, monkeypatch):
     assert (tmp_path / "step.html").read_text() == mp.view.html(plan, title="step.json")
     found = json.loads(call_mmpack("view", "step.json", "-o", "a.html", "--json").stdout)
     assert found == {"plan": "step.json", "bins": len(plan.bins), "ranks": 3, "html": "a.html"}
-<<<<<<< HEAD
     wrong = call_mmpack("view", "step.json", "--pack")
     assert wrong.returncode == 2 and "--pack is of traces" in wrong.stderr
-=======
-    wrong = call_mmpack("view", "step.json", "--png", "a.png")
-    assert wrong.returncode == 2 and "--png is for traces" in wrong.stderr
->>>>>>> 8aeaf60a (Messages say what was expected and what to do, in plain English)
     wrong = call_mmpack("view", "step.json", "-o", "step.json")
     assert wrong.returncode == 2 and "itself" in wrong.stderr
     (tmp_path / "odd.json").write_text("{}")
