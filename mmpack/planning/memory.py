@@ -159,7 +159,7 @@ class MemoryModel:
         if not fits(0):
             raise PlanError(
                 f"memory: {load.rows} rows take {self.peak(load, train_tower=train_tower):,} bytes with every layer "
-                f"recomputed, there are {memory:,}. Fix: plan smaller packs (largest_pack says how large)"
+                f"recomputed, but there are {memory:,}. Fix: plan smaller packs (largest_pack says how large)"
             )
         kept = _largest(self.layers, fits)
         if kept == self.layers:
@@ -320,8 +320,9 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     experts = text.get("num_experts") or text.get("num_local_experts")
     if not known or "_moe" in kind or experts:
         raise ArgumentError(
-            f"memory_model: no terms for a decoder of type {kind!r:.60}. "
-            "Fix: a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL; else measure a pack and pass max_tokens"
+            f"memory_model: it has no terms for a decoder of type {kind!r:.60}. "
+            "Fix: use a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL; for others measure a pack "
+            "and pass max_tokens"
         )
     whole = str(fields.get("model_type") or "")
     if fields.get("vision_config") and not whole.startswith(TOWERS):

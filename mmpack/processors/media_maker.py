@@ -34,8 +34,8 @@ class MediaMaker(Parts):
         found = self.views(item, where, kind)
         if len(found) > 1:
             raise ArgumentError(
-                f"{where}: {self.family.name} cuts this picture into {len(found)} views, each a medium. Fix: views(…), "
-                "messages, or an image processor with slice_mode=False"
+                f"{where}: {self.family.name} cuts this picture into {len(found)} views, each a separate medium. "
+                "Fix: call views(…), pass messages, or use an image processor with slice_mode=False"
             )
         return found[0]
 
@@ -92,7 +92,10 @@ class MediaMaker(Parts):
         What becomes of transparency is the image processor's choice (transformers: dropped, from 5.23 on over white).
         """
         if self.image_processor is None:
-            raise ArgumentError(f"{where}: there is no image_processor. Fix: pass one")
+            raise ArgumentError(
+                f"{where}: the processor has no image_processor, which reads pictures. "
+                "Fix: wrap_processor(…, image_processor=…)"
+            )
         return rgb_pixels(image, self.media_root, where, self._to_rgb)
 
     def _image(self, item: Any, where: str) -> list[Medium]:
@@ -131,9 +134,10 @@ class MediaMaker(Parts):
         part = self._audio_settings()
         if part is None:
             raise ArgumentError(
-                f"{where}: {self.family.name} hears nothing. Fix: a model that does"
+                f"{where}: {self.family.name} takes no audio. Fix: use a family that does"
                 if self.family.audio is None
-                else f"{where}: there is no feature_extractor. Fix: pass one"
+                else f"{where}: the processor has no feature_extractor, which reads audio. "
+                "Fix: wrap_processor(…, feature_extractor=…)"
             )
         return audio_medium(
             item, self.feature_extractor, part, self.family, self.media_root, self.cache, where
@@ -141,10 +145,10 @@ class MediaMaker(Parts):
 
     def _reader(self, where: str) -> VideoReader:
         if self.videos is None:
-            why, fix = "takes a video as images", "one image part per frame"
+            why, fix = "takes a video as images", "pass one image part per frame"
             if self.family.video_token_id is not None:
                 why = "has no video policy, so mmpack can't lay a video out"
-                fix = "a Medium with the pixels and the grid that its own processor made"
+                fix = "pass a Medium with the pixels and the grid that its own processor made"
             raise ArgumentError(f"{where}: {self.family.name} {why}. Fix: {fix}")
         return self.videos
 
@@ -163,7 +167,7 @@ class MediaMaker(Parts):
         kind = kind_of_file(head)
         if asked == ("video" if is_picture(head) else "image") != kind:
             raise ArgumentError(
-                f'{where} is in a part of type {asked}, the file is of another. Fix: {{"type": "{kind}", …}}'
+                f'{where} is in a part of type {asked}, but its file is not. Fix: write {{"type": "{kind}", …}}'
             )
         return asked or kind
 

@@ -25,7 +25,7 @@ class PromptWriter(Parts):
         """The prompt's text by the chat template, one placeholder per medium, with the generation prompt."""
         if self.chat_template is None:
             raise ArgumentError(
-                "processor: there is no chat template. Fix: wrap_processor(…, chat_template=…)"
+                "processor: there is no chat template. Fix: pass one, wrap_processor(…, chat_template=…)"
             )
         check_messages(messages)
         options = {"add_generation_prompt": True} | template_kwargs
@@ -38,7 +38,7 @@ class PromptWriter(Parts):
             why = " ".join(str(error).split())[:200]
             raise ArgumentError(
                 f"processor: the chat template can't write these messages ({why}). "
-                "Fix: roles and contents that the template knows"
+                "Fix: use roles and contents that the template knows"
             ) from None
         return text
 
@@ -51,8 +51,8 @@ class PromptWriter(Parts):
         """
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise ArgumentError(
-                "processor: the text holds a lone surrogate, which no encoding has. "
-                "Fix: text.encode('utf-8', 'replace').decode()"
+                "processor: the text holds a lone surrogate, which can't be encoded. "
+                "Fix: clean it by text.encode('utf-8', 'replace').decode()"
             )
         numbers = self.numbers_after(before)
         text = with_runs(text, items, self.family, self.tokenizer, self.video_markers, numbers)
@@ -85,8 +85,9 @@ class PromptWriter(Parts):
             context, turn = text[done:start], text[start:stop]
             if any(pad in turn for pad in pads):
                 raise ArgumentError(
-                    f"processor: the assistant's turn {k} holds a picture or its placeholder, which no policy writes. "
-                    "Fix: put the picture into a user's or a tool's message"
+                    f"processor: the assistant's turn {k} holds a picture or its placeholder, but a policy "
+                    "writes text only. "
+                    "Fix: move the picture to a user or tool message"
                 )
             count = sum(context.count(pad) for pad in pads)
             add(context, left[:count])

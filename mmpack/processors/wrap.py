@@ -140,11 +140,12 @@ def _parts(hf_processor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in parts.items():
         if part is not None and type(part).__module__ == "builtins":
             raise ArgumentError(
-                f"wrap_processor: {name} is {kind_of(part)}. Fix: pass a loaded one, as of transformers.AutoProcessor"
+                f"wrap_processor: {name} is {kind_of(part)}, expected a loaded object. "
+                "Fix: pass what transformers' AutoProcessor.from_pretrained(…) returns"
             )
     if parts["tokenizer"] is None:
         raise ArgumentError(
-            "wrap_processor: no tokenizer. Fix: pass a processor that has one, or tokenizer="
+            "wrap_processor: the processor has no tokenizer. Fix: pass one as tokenizer="
         )
     return parts
 
@@ -158,7 +159,7 @@ def _chat_template(given: str | None, hf_processor: Any, tokenizer: Any) -> str 
     if not isinstance(found, str | None):
         raise ArgumentError(
             f"wrap_processor: chat_template is {type(found).__name__}, expected a text. "
-            "Fix: pass the one to use as chat_template="
+            "Fix: pass the template's text as chat_template="
         )
     return found
 
@@ -168,12 +169,12 @@ def _check_decoding(threads: int, frame_cache: FrameCache | None) -> None:
     if not isinstance(frame_cache, FrameCache | None):
         raise ArgumentError(
             f"wrap_processor: frame_cache is {type(frame_cache).__name__}. "
-            "Fix: mp.video.FrameCache(folder, max_bytes)"
+            "Fix: pass mp.video.FrameCache(folder, max_bytes)"
         )
 
 
 def _no_policies(family: Family) -> ArgumentError:
     why = "takes a video as images" if family.video_token_id is None else "has no video policy"
     return ArgumentError(
-        f"wrap_processor: {family.name} {why}. Fix: drop video_policy and video_settings"
+        f"wrap_processor: {family.name} {why}. Fix: leave out video_policy and video_settings"
     )

@@ -89,8 +89,8 @@ def test_a_micro_batch_of_a_plan(folder, tmp_path):
     [
         (("report.json", "--pack"), "--pack is of traces"),
         (("plan.json", "--limit", 3), "--limit is of traces"),
-        (("answers.jsonl", "--plan", "plan.json"), "--plan and --bin go together"),
-        (("answers.jsonl", "--bin", 0), "--plan and --bin go together"),
+        (("answers.jsonl", "--plan", "plan.json"), "--plan and --bin must be passed together"),
+        (("answers.jsonl", "--bin", 0), "--plan and --bin must be passed together"),
         (("answers.jsonl", "--plan", "plan.json", "--bin", 99), "--bin 99 is not in 'plan.json'"),
         (("rollout.jsonl", "--plan", "plan.json", "--bin", 0), "is of other samples"),
         (("answers.jsonl", "--pack", "--tokenizer", "x"), "--tokenizer is of a trace's own page"),
