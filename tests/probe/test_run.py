@@ -150,7 +150,7 @@ def test_wrong_arguments_are_refused():
         mp.probe.run(a, a, one)
     with pytest.raises(mp.ArgumentError, match="different samples"):
         mp.probe.compare(a, mp.probe.record(layers(), one[:1]), Contract())
-    with pytest.raises(mp.ArgumentError, match="other directions"):
+    with pytest.raises(mp.ArgumentError, match="different directions"):
         mp.probe.compare(a, mp.probe.record(layers(), one, seed=1), Contract())
 
 

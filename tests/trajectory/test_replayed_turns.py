@@ -233,7 +233,7 @@ def test_append_joins_what_is_replayed(processor):
     assert_own(processor.append(seen, response_ids=[900, 901], **more))
     with pytest.raises(ArgumentError, match="the response has no kept_ids"):
         appended(processor, first, **(more | {"kept_ids": None}))
-    with pytest.raises(ArgumentError, match="the response none"):
+    with pytest.raises(ArgumentError, match="the response has none"):
         appended(processor, first, **(more | {"routed_experts": None}))
     with pytest.raises(ArgumentError, match="routes for 8 tokens, but the turn has 9"):
         appended(processor, first, **(more | {"routed_experts": taken(whole[:-1])}))
