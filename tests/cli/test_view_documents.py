@@ -92,7 +92,7 @@ def test_a_micro_batch_of_a_plan(folder, tmp_path):
         (("answers.jsonl", "--plan", "plan.json"), "--plan and --bin must be passed together"),
         (("answers.jsonl", "--bin", 0), "--plan and --bin must be passed together"),
         (("answers.jsonl", "--plan", "plan.json", "--bin", 99), "--bin 99 is not in 'plan.json'"),
-        (("rollout.jsonl", "--plan", "plan.json", "--bin", 0), "is of other samples"),
+        (("rollout.jsonl", "--plan", "plan.json", "--bin", 0), "was made of other samples"),
         (("answers.jsonl", "--pack", "--tokenizer", "x"), "--tokenizer is of a trace's own page"),
         ((TRACE, "--pack"), "MM406"),
         (("none.json",), "can't be read"),

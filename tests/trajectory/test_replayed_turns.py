@@ -235,7 +235,7 @@ def test_append_joins_what_is_replayed(processor):
         appended(processor, first, **(more | {"kept_ids": None}))
     with pytest.raises(ArgumentError, match="the response has none"):
         appended(processor, first, **(more | {"routed_experts": None}))
-    with pytest.raises(ArgumentError, match="routes for 8 tokens, but the turn has 9"):
+    with pytest.raises(ArgumentError, match="routes for 8 tokens, expected 9"):
         appended(processor, first, **(more | {"routed_experts": taken(whole[:-1])}))
     with pytest.raises(ArgumentError, match="earlier tokens differ from"):
         other = routes_of(make_sample([("text", whole)]), rng, 1, 2, 128)
