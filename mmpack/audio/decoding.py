@@ -81,7 +81,7 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
     except (soundfile.SoundFileError, RuntimeError, ValueError, OSError, TypeError) as error:
         if isinstance(error, AudioError):
             raise
-        why = " ".join(str(error).split())[:200]
+        why = " ".join(str(getattr(error, "error_string", error)).split())[:200].rstrip(".")
         raise AudioError(
             f"{where} can't be read ({why}). Fix: pass a whole WAV, FLAC, Ogg or MP3 file"
         ) from None
@@ -119,7 +119,7 @@ def _bytes_of(source: Source, limits: Limits, where: str) -> bytes:
         except (OSError, ValueError) as error:
             if isinstance(error, (ArgumentError, AudioError)):
                 raise
-            why = " ".join(str(error).split())[:200]
+            why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
             raise ArgumentError(
                 f"{where} can't be read ({why}). Fix: check the path and its permissions"
             ) from None

@@ -140,7 +140,7 @@ def patch_by_liger(names: list[str]) -> None:
 
     Raises: MissingExtraError without liger-kernel; BackendError for one that can't patch this transformers.
     """
-    liger = require("liger_kernel.transformers", "bench", "mmpack bench step --liger")
+    liger = require("liger_kernel.transformers", "bench", "bench step --liger")
     for family in sorted({MODELS[name].family for name in names}):
         apply = getattr(liger, f"apply_liger_kernel_to_{family}")
         try:
@@ -148,6 +148,6 @@ def patch_by_liger(names: list[str]) -> None:
         except ImportError as error:
             versions = " and ".join(f"{p} {installed_version(p)}" for p in LIGER_PATCHES)
             raise BackendError(
-                f"mmpack bench step --liger: {versions} don't work together for {family} ({error}). "
+                f"bench step --liger: {versions} don't work together for {family} ({error}). "
                 f"Fix: install a newer liger-kernel, or an older transformers"
             ) from error

@@ -39,7 +39,7 @@ def liger(model: Any, job: Job, members: list[int]) -> Outcome:
     """Liger's fused GRPO loss on the hidden states of the rectangle, as TRL calls it."""
     losses = require("liger_kernel.chunked_loss", "bench", "the peer liger")
     if job.ranks > 1:
-        raise ArgumentError("mmpack bench step: liger needs the whole head. Fix: leave out --fsdp")
+        raise ArgumentError("bench step: liger needs the whole head. Fix: leave out --fsdp")
     samples, advantages = job.of(members)
     batch = pad(samples, side="right").to(job.device)
     kept = _kept(samples, batch)

@@ -22,7 +22,7 @@ def of_this_run(fsdp: bool) -> Iterator[tuple[torch.device, int, int]]:
         return
     if "RANK" not in os.environ:
         raise ArgumentError(
-            "mmpack bench step: --fsdp needs one process per GPU. "
+            "bench step: --fsdp needs one process per GPU. "
             "Fix: run torchrun --nproc-per-node N -m mmpack bench step --fsdp …"
         )
     local = int(os.environ["LOCAL_RANK"])

@@ -28,7 +28,7 @@ def read(path: Path | None) -> dict[str, Any]:
         report = None
     if not isinstance(report, dict) or report.get("op") != OP:
         raise ArgumentError(
-            f"mmpack bench step: {path} is not a report of this benchmark. Fix: name another --out"
+            f"bench step: {path} is not a report of this benchmark. Fix: name another --out"
         )
     return report
 

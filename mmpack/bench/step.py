@@ -82,11 +82,9 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> dict[str,
         ("peer", options.peers, PEERS),
     ):
         for one in chosen:
-            check_name("mmpack bench step", name, one, known)
+            check_name("bench step", name, one, known)
     if options.repeats < 2:
-        raise ArgumentError(
-            "mmpack bench step: a median needs 2 repeats or more. Fix: pass --repeats 2"
-        )
+        raise ArgumentError("bench step: a median needs 2 repeats or more. Fix: pass --repeats 2")
     if options.liger:
         patch_by_liger(options.models)
     made: list[dict[str, Any]] = []
@@ -108,7 +106,7 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> dict[str,
                         continue
                     if device.type == "cpu" and not options.tiny and options.layers is None:
                         raise ArgumentError(
-                            f"mmpack bench step: {name} in its real shapes needs a GPU, but torch finds none. "
+                            f"bench step: {name} in its real shapes needs a GPU, but torch finds none. "
                             "Fix: use --tiny on a CPU"
                         )
                     row |= _measure(case, PEERS[peer], options)
@@ -120,7 +118,7 @@ def run(options: Options, say: Callable[[str], None] | None = None) -> dict[str,
                     done(1)
                     if full and ranks > 1:
                         raise ModelError(
-                            f"mmpack bench step: {_label(row)} ran out of memory on rank {rank}, and other "
+                            f"bench step: {_label(row)} ran out of memory on rank {rank}, and other "
                             "ranks wait for it. Fix: start again; finished rows are kept"
                         )
     if options.out is None:

@@ -91,7 +91,13 @@ def _run(args: list[str]) -> int:
         return int(error.exit_code)
     except usage_error as error:
         path = error.ctx.command_path if error.ctx else "mmpack"
-        return _fail(f"{error.format_message().rstrip('.')}. Fix: see `{path} --help`")
+        return _fail(f"{_usage(error.format_message())} Fix: see `{path} --help`")
+
+
+def _usage(message: str) -> str:
+    """A usage error in one sentence, without the words of the parser in front of what is wrong."""
+    text = " ".join(message.split()).removeprefix("Invalid value: ").replace("Value error, ", "")
+    return text if text.endswith("?") else f"{text.rstrip('.')}."
 
 
 def _fail(message: str) -> int:

@@ -43,7 +43,7 @@ class Files:
         _refuse_one_file_for_two(html, png, out)
         if png is not None and png.suffix.lower() != ".png":
             raise ArgumentError(
-                f"view: --png {png.name!r:.60} is no .png. Fix: a name ending in .png"
+                f"view: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
             )
         return cls(read, html, png, out)
 

@@ -18,7 +18,7 @@ def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any)
         if not (isinstance(x, Tensor) or (x is None and name in optional)):
             # a type that must not become a tensor says what to do instead
             instead = getattr(type(x), "instead_of_a_tensor", f"pass torch.as_tensor({name})")
-            fix = "pass it" if x is None else instead
+            fix = "pass a tensor" if x is None else instead
             raise ArgumentError(f"{what}: {name} is {kind_of(x)}, expected a tensor. Fix: {fix}")
         if x is not None and x.layout is not torch.strided:
             raise ArgumentError(

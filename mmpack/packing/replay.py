@@ -29,7 +29,7 @@ class Alike:
         for name, own in _kinds(sample).items():
             first = self.first.get(name, own)
             if own != first:
-                message = f"has {_said(name, own)}, the samples before {_said(name, first)}"
+                message = f"has {_said(name, own)}, but the samples before it {_said(name, first)}"
                 out.append(Problem("MM408", sample.sample_id, name, message))
         return out
 

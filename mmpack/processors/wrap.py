@@ -145,7 +145,8 @@ def _parts(hf_processor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             )
     if parts["tokenizer"] is None:
         raise ArgumentError(
-            "wrap_processor: the processor has no tokenizer. Fix: pass one as tokenizer="
+            f"wrap_processor: hf_processor is {kind_of(hf_processor)} and has no tokenizer. "
+            "Fix: pass what transformers' AutoProcessor.from_pretrained(…) returns, or tokenizer="
         )
     return parts
 

@@ -206,7 +206,9 @@ def _path_of(path: Any, what: str) -> Path:
     """Raises ArgumentError if `path` is no path."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
-        raise ArgumentError(f"{what}: {path!r:.60} is not a path. Fix: pass the name of a file")
+        raise ArgumentError(
+            f"{what}: {path!r:.60} is not a path. Fix: pass the name of a file first"
+        )
     return Path(text)
 
 

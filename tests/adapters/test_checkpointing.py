@@ -210,7 +210,7 @@ def test_what_is_refused():
     with pytest.raises(ArgumentError, match="memory"):
         checkpoint_layers(model, batch, -1)
     for wrong in ([batch], None):
-        with pytest.raises(ArgumentError, match=r"batch is .*Fix: pass one batch"):
+        with pytest.raises(ArgumentError, match=r"batch is .*Fix: pass a batch"):
             checkpoint_layers(model, wrong, PLENTY)
     with pytest.raises(ModelError, match="in eval mode"):
         checkpoint_layers(model.eval(), batch, PLENTY)

@@ -81,7 +81,7 @@ def test_other_wrappers_are_refused():
     cases = [
         (
             torch.nn.DataParallel(model),
-            r"DataParallel is no .*pass its \.module, which trains on one",
+            r"DataParallel is not a .*pass its \.module, which trains on one",
         ),
         (Engine(model), r"Engine is not a transformers model. Fix: wrap the model in Distributed"),
         (

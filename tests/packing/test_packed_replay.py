@@ -142,7 +142,7 @@ def test_without_routes_nothing_changes():
 def test_only_some_samples_have_it(of, name):
     samples = pair()
     setattr(samples[1], name, None)
-    with pytest.raises(SchemaError, match=rf"s1\.{name} has none, the samples before .+ \(MM408\)"):
+    with pytest.raises(SchemaError, match=rf"s1\.{name} has none, but the samples before it .+ \(MM408\)"):
         of(samples)
     batch = of(samples, on_invalid="drop")
     assert batch.sample_ids == ["s0"] and [p.code for p in batch.dropped] == ["MM408"]
@@ -154,7 +154,7 @@ def test_routes_of_two_models_are_not_packed():
     samples = pair()
     samples[1].routed_experts = np.zeros((10, 3, 1), np.uint8)
     with pytest.raises(
-        SchemaError, match="1 experts in each of 3 layers, the samples before 2 exp"
+        SchemaError, match="1 experts in each of 3 layers, but the samples before it 2 exp"
     ):
         mp.pack(samples)
 

@@ -57,7 +57,7 @@ def check_source(
         return
     if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
         raise ArgumentError(
-            f"PackLoader: samples is {type(samples).__name__}, which has no length or no items by number. "
+            f"PackLoader: samples is {type(samples).__name__}, which lacks a length or items by index. "
             "Fix: pass a list, a map-style data set, or steps="
         )
     given = loss_columns if groups is None else {**loss_columns, "groups": groups}

@@ -67,10 +67,10 @@ def loading(option: str, name: str, folder: str) -> Iterator[None]:
     except MmpackError:
         raise
     except Exception as error:  # many libraries read a checkpoint, each with errors of its own
-        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        reason = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
         raise ArgumentError(
             f"{option}: {name!r:.200} can't be loaded ({type(error).__name__}: {reason}). "
-            f"Fix: {folder}, or a hub name"
+            f"Fix: name {folder}, or a hub name"
         ) from None
 
 

@@ -93,7 +93,7 @@ def open_file(source: Source) -> Iterator[BinaryIO]:
     except ArgumentError:
         raise
     except (OSError, ValueError) as error:  # a NUL in the name
-        why = " ".join(str(error).split())[:200]
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise ArgumentError(
             f"{where} can't be read ({why}). Fix: check the path and its permissions"
         ) from None
