@@ -86,7 +86,7 @@ def test_other_wrappers_are_refused():
         (Engine(model), r"Engine is not a transformers model. Fix: wrap the model in Distributed"),
         (
             torch.compile(model),
-            "OptimizedModule is no .* Fix: compile the model's layers, and pass",
+            "OptimizedModule is not a .* Fix: compile the model's layers, and pass",
         ),
         (
             torch.nn.Linear(1, 1),
