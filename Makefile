@@ -11,7 +11,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
-FRAMEWORKS := verl openrlhf sglang renderers deepspeed plane logging
+FRAMEWORKS := verl openrlhf sglang renderers deepspeed plane logging hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
@@ -155,6 +155,10 @@ release: $(STAMP) .venv-release/.stamp  ## sdist, wheels, bill of materials and 
 	$(BIN)/python tests/support/wheel_check.py --dist dist
 	.venv-release/bin/python tests/support/sbom.py dist
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
+.PHONY: hub
+hub: $(STAMP)  ## the ops as kernels for the Hugging Face hub, to build/hub
+	$(BIN)/python hub/write.py build/hub
 
 .PHONY: lock
 lock: .venv-release/.stamp  ## the pins, with hashes, of what the GitHub action installs

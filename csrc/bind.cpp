@@ -9,6 +9,16 @@
 
 #include "ops.h"
 
+// kernel-builder, of Hugging Face's kernels, gives each build a name of its own, and the macros that take it.
+#ifdef TORCH_EXTENSION_NAME
+#include "registration.h"
+#else
+#define TORCH_EXTENSION_NAME mmpack_native
+#define STABLE_TORCH_LIBRARY_EXPAND(NAME, LIBRARY) STABLE_TORCH_LIBRARY_FRAGMENT(NAME, LIBRARY)
+#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(NAME, DEVICE, LIBRARY) STABLE_TORCH_LIBRARY_IMPL(NAME, DEVICE, LIBRARY)
+#define REGISTER_EXTENSION(NAME)
+#endif
+
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
@@ -240,7 +250,7 @@ void unpack_video(Tensor rows, Tensor frames, Tensor patches, Tensor blocks, int
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, library) {
   library.def(
       "policy_loss(Tensor logprobs, Tensor? entropy, Tensor advantages, Tensor cu_loss, Tensor? old_logprobs, "
       "Tensor? ref_logprobs, Tensor? rollout_logprobs, Tensor? total, float scale, bool sample_mean, int kind, "
@@ -258,7 +268,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mmpack_native, library) {
   library.def("scatter_rewards(Tensor rewards, Tensor cu_loss, int count, float weight, int at) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(mmpack_native, CUDA, library) {
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, library) {
   library.impl("policy_loss", TORCH_BOX(&policy_loss));
   library.impl("group_advantages", TORCH_BOX(&group_advantages));
   library.impl("gather_rows", TORCH_BOX(&gather_rows));
@@ -266,3 +276,5 @@ STABLE_TORCH_LIBRARY_IMPL(mmpack_native, CUDA, library) {
   library.impl("unpack_video", TORCH_BOX(&unpack_video));
   library.impl("scatter_rewards", TORCH_BOX(&scatter_rewards));
 }
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

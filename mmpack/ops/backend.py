@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import BackendError
-from mmpack.ops import csrc, first_use
+from mmpack.ops import first_use, native
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ def _why_no_triton(device: torch.device) -> str | None:
 def _why_no_cuda(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"csrc/ has no {device.type} code"
-    return csrc.why_not()
+    return native.why_not()
 
 
 @functools.cache

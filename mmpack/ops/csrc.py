@@ -1,35 +1,17 @@
-"""The library of csrc/: a platform wheel's, or what `python -m mmpack.ops.build` left; and what its ops read.
+"""Columns as the ops of csrc/ read them: contiguous, and of a dtype that they know.
 
 Each op's binding is `cuda.py` in the op's home; the numbers that its names become there are those of csrc/ops.h.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 from mmpack.errors import needs
-from mmpack.ops.build import library, why_no_library
 
 with needs("torch", "mmpack.ops"):
     import torch
     from torch import Tensor
 
 READ = {torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64}
-
-
-@functools.cache
-def native_ops() -> Any:
-    """The ops of the library, `torch.ops.mmpack_native`. Only where `why_not()` is None."""
-    torch.ops.load_library(str(library()))
-    return torch.ops.mmpack_native
-
-
-def why_not() -> str | None:
-    """Why the library can't be loaded; None where it can."""
-    if torch.version.hip is not None:
-        return "csrc/ is built for CUDA only"
-    return why_no_library() if library() is None else None
 
 
 def column(tensor: Tensor | None) -> Tensor | None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.namespace import NAMESPACE
 
-LIBRARY = torch.library.Library("mmpack", "FRAGMENT")
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -27,8 +28,8 @@ def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"mmpack::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.mmpack, name).default
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def refuse_transforms(what: str, *tensors: Tensor) -> None:

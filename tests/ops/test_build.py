@@ -6,7 +6,7 @@ from support.process import run_python
 
 from mmpack.errors import BackendError
 from mmpack.losses.advantages.group import group_advantages
-from mmpack.ops import build, csrc
+from mmpack.ops import build, native
 
 
 def test_a_missing_compiler_is_named():
@@ -30,7 +30,7 @@ def test_cuda_forced_on_the_cpu(monkeypatch):
 @pytest.mark.gpu
 def test_cuda_forced_and_not_built(monkeypatch):
     monkeypatch.setenv("MMPACK_BACKEND", "cuda")
-    monkeypatch.setattr(csrc, "library", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: None)
     with pytest.raises(
         BackendError, match=r"is not built for the GPUs here \(python -m mmpack.ops.build\)"
     ):
@@ -51,13 +51,13 @@ def cache(monkeypatch, tmp_path):
 @pytest.mark.parametrize("codes", ["sm_80-sm_90", "sm_90a", "sm_80-compute_80", "compute_75"])
 def test_a_library_for_several_gpus_is_found(cache, codes):
     assert build.library() is None
-    assert csrc.why_not() is not None
+    assert native.why_not() is not None
     made = cache / codes / "mmpack_native.so"
     made.parent.mkdir(parents=True)
     made.touch()
     build.library.cache_clear()  # as build() does
     assert build.library() == made
-    assert csrc.why_not() is None
+    assert native.why_not() is None
 
 
 @pytest.mark.parametrize("codes", ["sm_80", "sm_100", "compute_100", "sm_80-compute_100a"])

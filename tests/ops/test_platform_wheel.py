@@ -5,7 +5,7 @@ import torch
 
 from mmpack.errors import BackendError
 from mmpack.losses.advantages.group import group_advantages
-from mmpack.ops import build, csrc, recipe
+from mmpack.ops import build, native, recipe
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_wheels_comes_first(machine):
     made.parent.mkdir(parents=True)
     made.touch()
     assert build.library() == machine
-    assert csrc.why_not() is None
+    assert native.why_not() is None
 
 
 def test_a_minor_version_of_cuda_may_differ(machine, monkeypatch):
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_named(machine, monkeypatch, cuda, capability, vers
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capability)
     build.library.cache_clear()
     assert build.library() is None
-    found = csrc.why_not()
+    found = native.why_not()
     assert found.startswith(why) and "\n" not in found
     assert "2.10" in why or found.endswith("(python -m mmpack.ops.build)")
 
@@ -65,7 +65,7 @@ def test_what_is_built_here_serves_where_the_wheels_does_not_fit(machine, monkey
     made.touch()
     build.library.cache_clear()
     assert build.library() == made
-    assert csrc.why_not() is None
+    assert native.why_not() is None
 
 
 def test_a_toolkit_of_another_cuda_is_refused(machine, monkeypatch):

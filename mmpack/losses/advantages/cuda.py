@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmpack.ops.csrc import index, native_ops, numbers
+from mmpack.ops.csrc import index, numbers
+from mmpack.ops.native import native_ops
 
 # The numbers of csrc/ops.h.
 KINDS = {"grpo": 0, "rloo": 1, "dr_grpo": 2, "lite_ppo": 3, "reinforce_pp": 4}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mmpack.losses.policy.call import Columns, Options
-from mmpack.ops.csrc import column, native_ops
+from mmpack.ops.csrc import column
+from mmpack.ops.native import native_ops
 
 # The numbers of csrc/ops.h.
 KINDS = {"gspo": 1, "cispo": 2}

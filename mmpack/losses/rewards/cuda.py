@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mmpack.ops.csrc import index, native_ops, numbers
+from mmpack.ops.csrc import index, numbers
+from mmpack.ops.native import native_ops
 
 # The numbers of csrc/ops.h.
 PLACES = {"last": 0, "all": 1, "mean": 2}

@@ -18,6 +18,7 @@ from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
 from mmpack.ops.attention.lengths import Lengths
 from mmpack.ops.attention.rule import BlockPlan
 from mmpack.ops.first_use import flash_attn_4_interface
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
 from mmpack.ops.rows.gather import gather_rows
 
@@ -219,7 +220,7 @@ class Incoming(NamedTuple):
 
 
 # An op of ours, because torch.compile can't trace the package's autograd.Function.
-@torch.library.custom_op("mmpack::flash_attn_4", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::flash_attn_4", mutates_args=())
 @flat
 def _flash_attn_4(call: Call) -> Result:
     found = flash_attn_4_interface()._flash_attn_fwd(
@@ -228,7 +229,7 @@ def _flash_attn_4(call: Call) -> Result:
     return Result(*found[:2])
 
 
-@torch.library.custom_op("mmpack::flash_attn_4_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::flash_attn_4_backward", mutates_args=())
 @flat
 def _flash_attn_4_backward(
     incoming: Incoming, call: Call, result: Result

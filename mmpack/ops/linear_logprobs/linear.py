@@ -22,6 +22,7 @@ from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.call import runtime_scalar
 from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
 from mmpack.ops.support_logprobs.hidden import from_hidden
 
@@ -195,7 +196,7 @@ def _check_group(what: str, group: Any) -> None:
         )
 
 
-@torch.library.custom_op("mmpack::linear_selected_logprobs", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs", mutates_args=())
 @flat
 def _forward(call: Call) -> Statistics:
     return _path(call).forward(call)
@@ -222,7 +223,7 @@ def _(call: Call) -> Statistics:
     )
 
 
-@torch.library.custom_op("mmpack::linear_selected_logprobs_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs_backward", mutates_args=())
 @flat
 def _backward(
     given: Incoming, call: Call, statistics: Statistics, needs: Needs

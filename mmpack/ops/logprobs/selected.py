@@ -20,6 +20,7 @@ from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
 from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
 from mmpack.ops.support_logprobs.logits import from_logits
 
@@ -133,7 +134,7 @@ def from_groups(
     return logprobs, entropies
 
 
-@torch.library.custom_op("mmpack::selected_logprobs", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs", mutates_args=())
 @flat
 def _forward(call: Call) -> Statistics:
     return _path(call).forward(call)
@@ -149,7 +150,7 @@ def _(call: Call) -> Statistics:
     return Statistics(logprobs, entropies, maximum, log_total)
 
 
-@torch.library.custom_op("mmpack::selected_logprobs_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward", mutates_args=())
 @flat
 def _backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
     """Gradient to the logits: [T, V], or compact [S, V] by group."""
@@ -163,7 +164,7 @@ def _(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
     return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
 
 
-@torch.library.custom_op("mmpack::selected_logprobs_backward_", mutates_args={"logits"})
+@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward_", mutates_args={"logits"})
 @flat
 def _backward_inplace(given: Incoming, call: Call, statistics: Statistics) -> None:
     """The gradient [T, V] written over the logits."""

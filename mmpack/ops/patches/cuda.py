@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mmpack.ops.csrc import native_ops
+from mmpack.ops.native import native_ops
 from mmpack.ops.patches.call import Change, PatchLayout, find_clips
 from mmpack.ops.patches.division import divides_bytes
 from mmpack.video.patches import CHANNELS, merge_of

@@ -6,11 +6,11 @@ import math
 
 from torch import Tensor
 
-from mmpack.ops import csrc
+from mmpack.ops import csrc, native
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x [R, …], index [K] -> [K, …]."""
     flat = x.reshape(len(x), math.prod(x.shape[1:])).contiguous()
-    out: Tensor = csrc.native_ops().gather_rows.default(flat, csrc.index(index))
+    out: Tensor = native.native_ops().gather_rows.default(flat, csrc.index(index))
     return out.view(len(index), *x.shape[1:])

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import LIBRARY, define_op, refuse_transforms
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
 from mmpack.ops.rows.inverse import Inverse
 
@@ -123,7 +124,7 @@ def _traced_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd(
-    "mmpack::gather_rows_traced", _traced_backward, setup_context=_keep, lib=LIBRARY
+    f"{NAMESPACE}::gather_rows_traced", _traced_backward, setup_context=_keep, lib=LIBRARY
 )
 
 

@@ -15,6 +15,7 @@ from mmpack.ops.backend import implementation
 from mmpack.ops.linear_logprobs.shards import ordered_sum, take_owned
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.support import Support
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
 from mmpack.ops.segments import segment_sum
 from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS, products
@@ -52,7 +53,7 @@ def from_hidden(
     return logprobs, entropies
 
 
-@torch.library.custom_op("mmpack::support_linear_logprobs", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::support_linear_logprobs", mutates_args=())
 @flat
 def _forward(call: HiddenCall) -> Statistics:
     path = _path(call)
@@ -76,7 +77,7 @@ def _(call: HiddenCall) -> Statistics:
     )
 
 
-@torch.library.custom_op("mmpack::support_linear_logprobs_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::support_linear_logprobs_backward", mutates_args=())
 @flat
 def _backward(
     given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs

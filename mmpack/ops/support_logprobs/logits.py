@@ -13,6 +13,7 @@ from torch import Tensor
 from mmpack.ops.backend import implementation
 from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
 from mmpack.ops.logprobs.support import Support
+from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
 from mmpack.ops.segments import keyed_sum
 from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
@@ -46,7 +47,7 @@ def from_logits(
     return logprobs, entropies
 
 
-@torch.library.custom_op("mmpack::support_logprobs", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::support_logprobs", mutates_args=())
 @flat
 def _forward(call: LogitsCall) -> Statistics:
     logits, ids = call.logits, call.ids.long()
@@ -72,7 +73,7 @@ def _(call: LogitsCall) -> Statistics:
     )
 
 
-@torch.library.custom_op("mmpack::support_logprobs_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::support_logprobs_backward", mutates_args=())
 @flat
 def _backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
     """Gradient to the logits: [T, V], or compact [S, V]."""
@@ -87,7 +88,7 @@ def _(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
     return call.logits.new_empty(call.num_places, call.logits.shape[1])
 
 
-@torch.library.custom_op("mmpack::support_logprobs_backward_", mutates_args={"logits"})
+@torch.library.custom_op(f"{NAMESPACE}::support_logprobs_backward_", mutates_args={"logits"})
 @flat
 def _backward_inplace(given: Incoming, call: LogitsCall, statistics: Statistics) -> None:
     """The gradient [T, V] written over the logits."""

@@ -1,0 +1,6 @@
+"""The namespace of this build's ops in torch: another build in the same process has another."""
+
+from .._ops import add_op_namespace_prefix
+
+# Those of csrc/ have the build's name alone.
+NAMESPACE = add_op_namespace_prefix("").removesuffix("::") + "_python"
