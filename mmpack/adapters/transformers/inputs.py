@@ -18,7 +18,10 @@ from mmpack.adapters.transformers.attention import (
 )
 from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
-from mmpack.adapters.transformers.linear_attention import has_linear_attention
+from mmpack.adapters.transformers.linear_attention import (
+    has_linear_attention,
+    refuse_kernels_on_a_cpu,
+)
 from mmpack.adapters.transformers.media_inputs import (
     encoded_inputs,
     heard_inputs,
@@ -151,6 +154,9 @@ def inputs_of(
             inputs[SEGMENTS] = _segment_plan(batch)
     else:
         _refuse_missing_kernels(model.config.get_text_config())
+        refuse_kernels_on_a_cpu(
+            model, "model_inputs", "attach(model), which runs mmpack's, or a GPU"
+        )
         if family.token_types is not None:
             inputs[family.token_types] = token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
