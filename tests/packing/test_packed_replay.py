@@ -142,7 +142,9 @@ def test_without_routes_nothing_changes():
 def test_only_some_samples_have_it(of, name):
     samples = pair()
     setattr(samples[1], name, None)
-    with pytest.raises(SchemaError, match=rf"s1\.{name} has none, but the samples before it .+ \(MM408\)"):
+    with pytest.raises(
+        SchemaError, match=rf"s1\.{name} has none, but the samples before it .+ \(MM408\)"
+    ):
         of(samples)
     batch = of(samples, on_invalid="drop")
     assert batch.sample_ids == ["s0"] and [p.code for p in batch.dropped] == ["MM408"]
