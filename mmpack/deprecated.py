@@ -1,4 +1,4 @@
-"""Names and arguments that will go: they work until the version that they name, and say what takes their place.
+"""Deprecated names and arguments: they work until the version that they name, and say what replaces them.
 
 docs/stability.md is the policy. A test refuses a release that still has what it said it would remove.
 """

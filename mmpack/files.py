@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, beside their place and then moved there; and read up to a limit."""
+"""Files that are written whole or not at all, via a temporary file that is moved into place; and read up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: `Drawn` has its `_repr_html_`, which loads `mmpack.view` when it is asked for."""
+"""How notebooks display an object: `Drawn` has the `_repr_html_`, which loads `mmpack.view` only when called."""
 
 from __future__ import annotations
 

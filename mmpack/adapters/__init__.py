@@ -1,4 +1,4 @@
-"""Other frameworks, one module or folder each: what they hold becomes samples, and samples or batches become theirs.
+"""Adapters to other frameworks, one module or folder each: their data becomes samples, and samples or batches theirs.
 
 What several of them share: `row_sample`, `processed_media`, `loss_values`, `json_values`, `checks`.
 """

@@ -1,4 +1,4 @@
-"""Pixels by reference: each medium once, in shared memory or a folder, while samples carry its key (numpy)"""
+"""Pixels by reference: each medium stored once, in shared memory or a folder; samples carry only its key (numpy)"""
 
 from mmpack.blobs.folder import BlobFolder, BlobStats
 from mmpack.blobs.shared import SharedBlobs

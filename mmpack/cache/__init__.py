@@ -1,4 +1,4 @@
-"""What is computed once and used again: features of media, and an index of prefixes whose KV is kept.
+"""Results that are computed once and reused: features of media, and an index of prefixes whose KV is kept.
 
 The index and its keys are numpy; stores of tensors are loaded when first used.
 """

@@ -1,4 +1,4 @@
-"""Does a family do what mmpack promises? Checks of a family by its kit, each against what transformers does alone.
+"""Conformance checks of a model family, described by its kit, each against what transformers alone computes.
 
 `pytest -p mmpack.conformance.plugin --family NAME` runs them; `checks.CHECKS` lists them.
 """

@@ -57,8 +57,8 @@ class VideoDefaults:
     # those that decide which frames are taken, by their names in preprocessor_config.json
     sampling: tuple[tuple[str, Any], ...]
     max_video_tokens: int | None = None  # of a budget for frames; None: there is no such setting
-    # "area": a medium keeps its size between least and most pixels; "budget": it is scaled to the most tokens, of
-    # which processors say the number (`max_soft_tokens`) in place of an area
+    # "area": a medium's size is kept between a minimum and a maximum of pixels; "budget": it is scaled to the maximum
+    # of tokens, which processors set (`max_soft_tokens`) instead of an area
     resize: str = "area"
 
 
@@ -81,8 +81,8 @@ class Family:
     processors: tuple[str, ...]  # transformers' class names
     image_token_id: int
     video_token_id: int | None  # None: a video is a series of images
-    vision_start_id: int | None  # None: nothing stands before an image
-    vision_end_id: int | None  # None: nothing stands behind one
+    vision_start_id: int | None  # None: nothing precedes an image
+    vision_end_id: int | None  # None: nothing follows one
     pad_token_id: int
     patch_size: int
     temporal_patch_size: int
@@ -92,72 +92,72 @@ class Family:
     position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
-    # how patches lie, and what the tower takes. "patches": those that are merged lie together; "tiles": row by row,
-    # the tower takes t whole tiles; "canvas": row by row, it takes pictures beside each other as [n, 3, height, width]
-    # and the size of each; "padded": row by row, it takes lines of patches with their places; "squares": row by row, it
-    # takes each patch as a small picture; "strip": row by row, it takes all patches beside each other as one picture
+    # the order of patches, and what the tower takes. "patches": merged patches are adjacent. In all others, patches are
+    # row by row, and the tower takes, for "tiles": t whole tiles; "canvas": pictures side by side as
+    # [n, 3, height, width], with the size of each; "padded": lines of patches with their coordinates; "squares": each
+    # patch as a small picture; "strip": all patches side by side as one picture
     pixel_layout: str = "patches"
-    # temporal patches of a video whose features the tower averages: one run of placeholders (the last: of the rest)
+    # temporal patches of a video whose features the tower averages into one run of placeholders (the last: the rest)
     pooled_frames: int = 1
-    # the model's module that makes embeddings of what such a tower gives
+    # the model's module that turns such a tower's output into embeddings
     projector: str | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
-    # vision start and end of an image are set by expanding it, not by the chat template
+    # vision start and end of an image are written when it is expanded, not by the chat template
     writes_markers: bool = False
-    # a picture is cut into views, each a medium of its own
+    # a picture is cut into views, each of them a separate medium
     views: Views | None = None
-    # settings of its image processor that layouts rest on
+    # settings of its image processor that layouts depend on
     fixed_settings: tuple[tuple[str, object], ...] = ()
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
-    # what released models write boxes and points in: a `coordinate_system`; None: not known
+    # the `coordinate_system` in which released models write boxes and points; None: unknown
     coordinates: str | None = None
-    audio: Audio | None = None  # None: the family hears nothing
-    # modalities whose placeholders see each other, both ways, within one run of adjacent tokens
+    audio: Audio | None = None  # None: the family has no audio input
+    # modalities whose placeholders see each other in both directions, within one run of adjacent tokens
     two_way_media: tuple[str, ...] = ()
     # the config's `layer_types` where they do; None: all layers
     two_way_layers: tuple[str, ...] | None = None
-    # name and value of the text config's setting that switches it on; None: always on
+    # name and value of the text config's setting that switches this on; None: always on
     two_way_setting: tuple[str, str | bool] | None = None
-    # layers whose state runs from row to row along a path: its batches carry a `segment_plan`
+    # has layers whose state passes from row to row along a path: batches carry a `segment_plan`
     linear_attention: bool = False
-    full_attention_share: float = 1.0  # of the layers; only these cost by pairs of rows
+    full_attention_share: float = 1.0  # the share of layers whose cost grows with pairs of rows
     packing: str = "yes"  # "yes" | "kernels-only" | "no"
     sharing: str = "tree"  # "tree" | "none"
-    # ids that stand for a medium before it is expanded (chat templates write them), where they are not its placeholder
+    # ids that stand for a medium before it is expanded (from chat templates), if they are not its placeholder
     image_prompt_id: int | None = None
     video_prompt_id: int | None = None
-    # placeholders of images between these two ids are a video's: one id for both modalities
+    # image placeholders between these two ids belong to a video: one id for both modalities
     video_bounds: tuple[int, int] | None = None
-    # an image is one run per row of merged patches: this id follows each row but the last, `vision_end_id` that one
+    # an image has one run per row of merged patches: this id follows each row, and `vision_end_id` the last
     row_end_id: int | None = None
-    # what an image is expanded to; {run}: its placeholders, with vision start and end where `writes_markers`
+    # what an image is expanded to; {run}: its placeholders, with vision start and end if `writes_markers`
     image_text: str = "{run}"
-    # of an image of several tiles, each a run of its own: {first} and {rest} are their `image_text`, the rest with
-    # blanks between; None: the tiles of an image are one run
+    # what an image of several tiles, each a separate run, is expanded to: {first} and {rest} are their `image_text`,
+    # the rest joined by blanks; None: the tiles of an image are one run
     tiles_text: str | None = None
-    # what one run of a video in text is: {run}: vision start, placeholders, vision end; {seconds}, or {whole} ones, as
-    # a {clock} shows them, or with hours and thousandths {time}; and what stands between two runs
+    # the text of one run of a video; {run}: vision start, placeholders, vision end; its time as {seconds}, {whole}
+    # seconds, a {clock}, or a {time} with hours and thousandths; and the text between two runs
     frame_text: str = "<{seconds:.1f} seconds>{run}"
     frames_between: str = ""
-    # the id in front of its placeholders, where that is not vision start
+    # the id before its placeholders, if that is not vision start
     frame_start_id: int | None = None
-    frame_time: str = "middle"  # of a run's frames: "middle" of first and last | "first"
-    # policies that sample its videos, transformers' first (none: mmpack takes them processed); and what released video
-    # processors are set to
+    frame_time: str = "middle"  # which time of a run's frames: the "middle" of first and last | "first"
+    # policies that sample its videos, transformers' own first (none: videos must be given processed); and the settings
+    # of released video processors
     video_policies: tuple[str, ...] = ()
     video: VideoDefaults | None = None
-    # what transformers' processor hands to its image processor in place of that one's own settings, and what where
-    # that one says nothing
+    # what transformers' processor passes to its image processor to override its settings, and as defaults for settings
+    # that it lacks
     image_options: tuple[tuple[str, Any], ...] = ()
     image_defaults: tuple[tuple[str, Any], ...] = ()
-    # placeholders of media that mmpack doesn't read: what they are, and their id
+    # placeholders of media that mmpack doesn't read: their kind and id
     unread: tuple[tuple[str, int], ...] = ()
-    # the first transformers whose forward takes what mmpack gives; None: any that mmpack supports
+    # the first transformers whose forward accepts mmpack's inputs; None: any that mmpack supports
     oldest_transformers: str | None = None
-    # the forward's keyword for which tokens are of an image (1) or a video (2); None: it asks for none
+    # the forward's keyword that marks tokens of an image (1) or a video (2); None: it has none
     token_types: str | None = None
-    # setting of the text config by which the forward caps logits: cap · tanh(logits / cap); None: it caps none
+    # the text config's setting with which the forward caps logits: cap · tanh(logits / cap); None: no cap
     logit_cap: str | None = None
 
     @property

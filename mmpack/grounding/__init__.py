@@ -1,4 +1,4 @@
-"""Places in pictures: coordinate systems; boxes and points read from token ids, and scored against targets (numpy)"""
+"""Places in pictures: coordinate systems; boxes and points, read from token ids and scored against targets (numpy)"""
 
 from __future__ import annotations
 

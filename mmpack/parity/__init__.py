@@ -1,1 +1,1 @@
-"""Whether the rollout engine and the trainer see the same layout: the first difference, its cause and the fix."""
+"""Do engine and trainer see the same layout? Names the first difference, its cause and the fix."""

@@ -1,4 +1,4 @@
-"""Where two sides part: the same samples through both, module by module, and the first module and token beyond noise"""
+"""Where two sides diverge: runs the same samples through both, and names the first module and token beyond noise"""
 
 from __future__ import annotations
 

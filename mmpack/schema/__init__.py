@@ -1,1 +1,1 @@
-"""What a trace holds: samples, media, spans, their rules (MMxxx), trace files, the JSON schema (numpy)."""
+"""The contents of a trace: samples, media, spans, their rules (MMxxx), trace files, the JSON schema (numpy)."""

@@ -1,4 +1,4 @@
-"""HTML and PNG of what mmpack makes. `mp.compare` imports this room, so that its reports show themselves in a notebook.
+"""HTML pages and PNG figures of mmpack's objects. `mp.compare` imports this room, so that notebooks show its reports.
 
 `ParityReport` is below this room in the import order: it declares `to_html` and `_repr_html_`, which are set here.
 What draws is loaded on first use: it needs optional packages.

@@ -96,7 +96,7 @@ def test_another_budget_is_named_both_ways(made):
 def test_other_times_are_found(made):
     kit, hf, _ = made
     if kit.video is None:
-        pytest.skip("a video is images")
+        pytest.skip("a video is a series of images")
     wrapped = mp.wrap_processor(hf)
     later = (FRAMES, CLIP[1] | {"frames_indices": [0, 4, 6, 9, 11]})
     sides = []
@@ -113,7 +113,7 @@ def test_frames_are_dropped_with_their_times(made):
     """What is left is what the processor writes of the frames that are left."""
     kit, hf, _ = made
     if kit.video is None:
-        pytest.skip("a video is images")
+        pytest.skip("a video is a series of images")
     wrapped = mp.wrap_processor(hf)
 
     def sample(frames, indices):

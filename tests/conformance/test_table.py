@@ -12,7 +12,7 @@ def test_cells_notes_and_versions():
     every = {name for names in COLUMNS.values() for name in names}
     whole = dict.fromkeys(every, PASSED) | {"trl": NEWER}
     broken = whole | {"positions": {"result": "failed", "why": "positions of sample s0: entry 3"}}
-    broken |= {"video": {"result": "lacks", "why": "a video is images"}}
+    broken |= {"video": {"result": "lacks", "why": "a video is a series of images"}}
     del broken["verl"]
     lines = text({"qwen2_vl": whole, "internvl": broken}).splitlines()
     assert lines[2] == f"| `qwen2_vl` |{' yes |' * len(COLUMNS)}"
@@ -21,7 +21,7 @@ def test_cells_notes_and_versions():
     assert cells["packed"] == "yes"
     assert "Run on transformers 5.23.0 and 5.9.0, torch 2.13.0+cpu, trl 1.16.0." in lines
     assert "`internvl`, layout: positions of sample s0: entry 3" in lines[-1]
-    assert "`internvl`, video: a video is images" in lines[-1]
+    assert "`internvl`, video: a video is a series of images" in lines[-1]
 
 
 def test_the_plugin_loads_no_torch():

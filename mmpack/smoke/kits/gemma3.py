@@ -62,7 +62,7 @@ KIT = Kit(
     video=None,
     adjust=adjust,
     lacks={
-        "video": "a video is images",
-        "verl": "the adapter to verl writes patches, and no tiles",
+        "video": "a video is a series of images",
+        "verl": "the verl adapter writes patches, not tiles",
     },
 )

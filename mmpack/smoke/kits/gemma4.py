@@ -59,5 +59,5 @@ KIT = Kit(
     other=(1, 6, 6),
     video=(2, 3, 6),
     adjust=adjust,
-    lacks={"verl": "the adapter to verl writes patches, and no pictures in lines"},
+    lacks={"verl": "the verl adapter writes patches, not lines of patches"},
 )

@@ -46,5 +46,5 @@ KIT = Kit(
     narrow=NARROW_GLM,
     processor=partial(processor, "glm4v"),
     written=written,
-    lacks={"verl": "verl 0.9's own forward of it fails under transformers 5"},
+    lacks={"verl": "verl 0.9's own forward for it fails under transformers 5"},
 )

@@ -25,5 +25,5 @@ KIT = Kit(
     processor=partial(processor, "glm4v_moe"),
     written=written,
     spread=2.0,
-    lacks={"verl": "verl 0.9's own forward of it takes no clip"},
+    lacks={"verl": "verl 0.9's own forward for it accepts no clips"},
 )

@@ -1,4 +1,4 @@
-"""InternVL3: tiles of 56 pixels, four tokens each; a video is images."""
+"""InternVL3: tiles of 56 pixels, four tokens each; a video is a series of images."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ KIT = Kit(
     other=(3, 4, 4),
     video=None,
     lacks={
-        "video": "a video is images",
-        "trl": "TRL's batches count tiles, for which MmpackGRPO has no place",
-        "verl": "the adapter to verl writes patches, and no tiles",
+        "video": "a video is a series of images",
+        "trl": "TRL's batches count tiles, which MmpackGRPO can't read",
+        "verl": "the verl adapter writes patches, not tiles",
     },
 )

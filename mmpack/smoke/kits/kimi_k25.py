@@ -80,8 +80,8 @@ KIT = Kit(
     text_ids=160_000,
     spread=2.0,
     lacks={
-        "video": "transformers' forward can't encode one; packed videos have tests of their own",
-        "trl": "stock TRL hands its image processor crop_to_patches, which it refuses",
-        "verl": "the transformers that verl 0.9 runs on has no such model",
+        "video": "transformers' own forward can't encode one; packed videos have separate tests",
+        "trl": "stock TRL passes crop_to_patches to its image processor, which refuses it",
+        "verl": "verl 0.9's transformers lacks this model",
     },
 )

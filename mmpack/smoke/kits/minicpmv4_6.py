@@ -64,7 +64,7 @@ KIT = Kit(
     video=(2, 8, 4),
     written=written,
     lacks={
-        "trl": "TRL hands no sizes of views to the model",
-        "verl": "the adapter to verl writes patches, and no strips of them",
+        "trl": "TRL passes no view sizes to the model",
+        "verl": "the verl adapter writes patches, not strips of patches",
     },
 )

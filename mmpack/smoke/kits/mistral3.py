@@ -48,8 +48,8 @@ KIT = Kit(
     video=None,
     written=written,
     lacks={
-        "verl": "the adapter to verl writes patches, and no tiles",
-        "video": "a video is images",
+        "verl": "the verl adapter writes patches, not tiles",
+        "video": "a video is a series of images",
         # PixtralProcessor makes tensors of what it is given, TRL gives it prompts of unlike lengths unpadded
         "trl": "stock TRL can't prompt it",
     },

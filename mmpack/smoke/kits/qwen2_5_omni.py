@@ -30,5 +30,5 @@ KIT = Kit(
     processor=partial(processor, "qwen2_5_omni"),
     audio=(150, 1, 1),
     written=written,
-    lacks={"verl": "the transformers that verl 0.9 runs on has no such model"},
+    lacks={"verl": "verl 0.9's transformers lacks this model"},
 )

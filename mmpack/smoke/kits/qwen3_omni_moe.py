@@ -34,8 +34,8 @@ KIT = Kit(
     # float32's rounding moves experts' weights
     spread=2.0,
     lacks={
-        "lora": "PEFT's all-linear takes whole layers of its audio tower for products",
+        "lora": "PEFT's all-linear treats whole layers of its audio tower as linear layers",
         "trl": "TRL can't call its processor's chat template",
-        "verl": "the transformers that verl 0.9 runs on has no such model",
+        "verl": "verl 0.9's transformers lacks this model",
     },
 )
