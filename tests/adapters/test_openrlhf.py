@@ -210,7 +210,7 @@ def test_traps_are_named(made, fixture):
     assert "MM203" in {p.code for p in mp.validate(to_samples(sampled, fixture.processor))}
     holes = copy.deepcopy(made)
     holes.attention_mask[0, 3] = 0
-    with pytest.raises(ArgumentError, match="hole"):
+    with pytest.raises(ArgumentError, match="0 between tokens"):
         to_samples(holes, fixture.processor)
 
 
