@@ -142,7 +142,8 @@ class Family:
     frames_between: str = ""
     # the id before its placeholders, if that is not vision start
     frame_start_id: int | None = None
-    frame_time: str = "middle"  # which time of a run's frames: the "middle" of first and last | "first"
+    # which time of a run's frames: the "middle" of first and last | "first"
+    frame_time: str = "middle"
     # policies that sample its videos, transformers' own first (none: videos must be given processed); and the settings
     # of released video processors
     video_policies: tuple[str, ...] = ()
