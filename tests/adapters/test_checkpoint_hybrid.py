@@ -8,8 +8,6 @@ from support.models import logprobs_and_gradients
 from mmpack.adapters.transformers import attach, checkpoint_layers
 from mmpack.errors import PlanError
 
-pytestmark = pytest.mark.adapter
-
 
 @pytest.fixture(scope="module")
 def model():

@@ -200,15 +200,18 @@ def _refuse_random(tower: Tower, what: str) -> None:
 def _full_attention(whole: Any, what: str) -> Any:
     """The text model's config."""
     text = whole.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    family = family_of_config(whole.config)
-    for rule in layer_rules(whole, what):
-        kinds |= {"sliding windows"} if rule.window else {"two-way blocks"}
-    if kinds or family.packing != "yes":
-        named = ", ".join(sorted(kinds)) or family.name
+    types = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    rules, family = layer_rules(whole, what), family_of_config(whole.config)
+    if types or rules or family.packing != "yes":
+        why = {
+            "linear attention": "linear_attention" in types,
+            "sliding windows": any(rule.window for rule in rules),
+            "pictures that see both ways": any(rule.two_way for rule in rules),
+        }
+        named = ", ".join(name for name, has in why.items() if has) or family.name
         raise ModelError(
-            f"{what}: the model has layers ({named}) whose state is not KV per token. "
-            "Fix: use a model with full attention in all layers"
+            f"{what}: a cached prefix is the KV of each token before it, and the model has {named}. Fix: use a model "
+            "with full, causal attention in all layers; packed_logprobs shares prefixes of this one"
         )
     return text
 

@@ -131,9 +131,10 @@ class Chooser:
         self._refuse_unknown(name)
         reason = self.why_not(name, device, dtype, head_dim, dropout, windowed)
         if reason is not None:
-            raise BackendError(
-                f"{self.what}: {name} was requested, but {reason}. Fix: set {self.variable}=auto"
-            )
+            asked, fix = f"{name} was requested, but", f"set {self.variable}=auto"
+            if name == INVARIANT and invariance.is_on():
+                asked, fix = f"batch_invariant runs {name} alone, and", "leave batch_invariant"
+            raise BackendError(f"{self.what}: {asked} {reason}. Fix: {fix}")
 
     def why_not(
         self,
