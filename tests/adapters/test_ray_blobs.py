@@ -193,7 +193,7 @@ def test_damaged_pixels_are_named_and_can_be_put_again(store):
         store[key(1)]
     assert caught.value.code == "MM502" and store.stats.read == 0
     assert key(1) not in store and list(store) == [] and store.get(key(1)) is None
-    with pytest.raises(BlobError, match="is not here"):
+    with pytest.raises(BlobError, match="is not in the store"):
         store.keep([key(1)])
     assert do(other, "put", key(1), pixels(1)) and np.array_equal(store[key(1)], pixels(1))
     do(other, "release")

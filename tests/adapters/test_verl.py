@@ -237,7 +237,7 @@ def test_masks_with_holes_are_refused(made, fixture):
 
     data = copy.deepcopy(made)
     data.batch["attention_mask"][0, data.batch["prompts"].shape[1] - 2] = 0
-    with pytest.raises(ArgumentError, match="hole"):
+    with pytest.raises(ArgumentError, match="0 between tokens"):
         to_samples(data, fixture.processor)
 
 
