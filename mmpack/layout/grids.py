@@ -67,7 +67,7 @@ def match_grids(
         return out, LayoutError(
             f"mrope_positions: the run [{start}, {stop}) has {stop - start} tokens, its grid "
             f"{grid} gives {tokens[at]:.0f} after merging. "
-            "Fix: expand one placeholder per merged patch",
+            "Fix: expand each placeholder to one token per merged patch",
             "MM101",
             (start, stop),
         )

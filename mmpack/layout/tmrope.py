@@ -137,7 +137,7 @@ def _places(
         raise LayoutError(
             f"mrope_positions: the {modality} at token {pieces[0][0]} has {tokens} tokens, but its grid "
             f"{[t, h, w]} gives "
-            f"{expected}. Fix: expand one placeholder per merged patch, or per audio token",
+            f"{expected}. Fix: expand each placeholder to one token per merged patch, or per audio token",
             "MM101",
             (pieces[0][0], pieces[-1][1]),
         )

@@ -20,13 +20,23 @@ RULES: dict[str, Rule] = {
     r.code: r
     for r in (
         Rule(
-            "MM001", "not a trace", "pass a .jsonl, .jsonl.zst or .parquet file made by write_trace"
+            "MM001",
+            "not a trace",
+            "pass a .jsonl, .jsonl.zst or .parquet file, as write_trace writes it",
         ),
-        Rule("MM002", "the last record is truncated", "write it again; write_trace is atomic"),
-        Rule("MM003", "wrong type or value out of range", "write what sample.schema.json says"),
+        Rule(
+            "MM002",
+            "the last record is truncated",
+            "write the file again; write_trace writes it whole or not at all",
+        ),
+        Rule(
+            "MM003",
+            "wrong type or value out of range",
+            "write the type and range that sample.schema.json gives",
+        ),
         Rule("MM004", "a required field is missing", "write the field"),
-        Rule("MM005", "unknown schema version", "read it with the mmpack that wrote it"),
-        Rule("MM006", "unknown family", "use a family of mmpack.families"),
+        Rule("MM005", "unknown schema version", "read it with the version of mmpack that wrote it"),
+        Rule("MM006", "unknown family", "use one of mmpack.families"),
         Rule("MM007", "duplicate sample_id", "give each sample of a trace its own id"),
         Rule("MM008", "wrong length or shape", "write one value per token, or one per loss token"),
         Rule("MM009", "not a finite number", "find the NaN or infinity where it is produced"),
@@ -37,8 +47,8 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM011",
-            "a medium that the family does not have, such as audio where it hears none",
-            "name the family of the model that took it; audio as ids of its codec belongs in codec_ids",
+            "a medium that the family does not take, such as audio in a family without audio",
+            "name the family of the model that took it; put audio that is codec ids into codec_ids",
         ),
         Rule(
             "MM012",
@@ -48,36 +58,52 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM013",
             "offsets that do not fit their lists",
-            "n + 1 offsets, from 0 up to the number of ids; Ragged.of makes them",
+            "write n + 1 offsets that rise from 0 to the number of ids; Ragged.of makes them",
         ),
         Rule(
-            "MM101", "image tokens do not match the grid", "expand one placeholder per merged patch"
+            "MM101",
+            "image tokens do not match the grid",
+            "expand each placeholder to one token per merged patch",
         ),
         Rule(
-            "MM102", "grid is empty or not a multiple of the merge size", "use the processor's grid"
+            "MM102",
+            "grid is empty or not a multiple of the merge size",
+            "record the grid that the processor returned",
         ),
-        Rule("MM103", "modality spans out of range, unsorted or overlapping", "sort and cut them"),
         Rule(
-            "MM104", "placeholder outside any modality span", "give its medium, or drop the token"
+            "MM103",
+            "modality spans out of range, unsorted or overlapping",
+            "sort the spans, without overlap",
+        ),
+        Rule(
+            "MM104", "placeholder outside any modality span", "record its medium, or drop the token"
         ),
         Rule("MM105", "modality span covers other tokens", "let spans cover only placeholders"),
         Rule(
-            "MM106", "span names a medium that is missing or of another modality", "fix media_index"
+            "MM106",
+            "span names a medium that is missing or of another modality",
+            "set media_index to the medium's place in media",
         ),
         Rule("MM107", "medium without placeholders", "drop the medium, or keep its placeholders"),
-        Rule("MM108", "num_tokens does not follow from the grid", "use t·(h/m)·(w/m)"),
         Rule(
-            "MM109", "one cache key for two media", "use the full key over content, grid, settings"
+            "MM108",
+            "num_tokens does not follow from the grid",
+            "set it to t·(h/m)·(w/m), where m is the merge size",
         ),
-        Rule("MM110", "media not in order of first appearance", "order media by their first span"),
+        Rule(
+            "MM109",
+            "one cache key for two media",
+            "use the full key, over content, grid and settings",
+        ),
+        Rule("MM110", "media not in order of first appearance", "order media by their first spans"),
         Rule(
             "MM111",
             "a medium's frames or rows do not fit the grid",
-            "one span per temporal patch (or merged row of an image), in order",
+            "record one span per temporal patch (or per merged row of an image), in order",
         ),
         Rule("MM112", "a video's rate or seconds below 0", "record the video's real times"),
         Rule("MM113", "a video's frames and times differ in number", "record one time per frame"),
-        Rule("MM114", "a video's frames or times go back", "record frames in the order shown"),
+        Rule("MM114", "a video's frames or times go backwards", "record frames in the order shown"),
         Rule(
             "MM115",
             "a frame beyond the video's total_frames",
@@ -86,14 +112,18 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM116",
             "an audio's samples do not fit its feature frames",
-            "record the rate and the number of samples that the features are of, and their hop",
+            "record the rate and number of the samples that the features were made of, and their hop",
         ),
         Rule(
             "MM117",
             "the pieces of a video with its sound do not fit",
-            "number each one's pieces from 0, in order, and let them cover all its tokens",
+            "number the pieces of each from 0, in order, and let them cover all its tokens",
         ),
-        Rule("MM201", "loss spans out of range, unsorted or overlapping", "sort and cut them"),
+        Rule(
+            "MM201",
+            "loss spans out of range, unsorted or overlapping",
+            "sort the spans, without overlap",
+        ),
         Rule(
             "MM202", "loss span starts at token 0", "start at 1: a loss token needs a row before it"
         ),
@@ -102,13 +132,19 @@ RULES: dict[str, Rule] = {
         ),
         Rule("MM204", "loss over an observation", "cut the observation out of the loss spans"),
         Rule("MM205", "span out of range", "count tokens of input_ids, unpadded and expanded"),
-        Rule("MM206", "observation spans unsorted or overlapping", "sort and cut them"),
+        Rule(
+            "MM206", "observation spans unsorted or overlapping", "sort the spans, without overlap"
+        ),
         Rule(
             "MM207",
             "an action outside the loss",
-            "let loss spans cover what the policy wrote; of an earlier sample's action, say its turn",
+            "let loss spans cover what the policy wrote; for an earlier sample's action, set its turn",
         ),
-        Rule("MM208", "an action that its schema refuses", "write what action.schema.json says"),
+        Rule(
+            "MM208",
+            "an action that does not fit its schema",
+            "write what action.schema.json requires",
+        ),
         Rule(
             "MM209",
             "an action outside the screen",
@@ -116,39 +152,51 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM210",
-            "tokens that decode to another action than their span says",
-            "let find_actions make the spans, of the ids as sampled",
+            "tokens that decode to another action than their span's",
+            "let find_actions make the spans, from the ids as sampled",
         ),
         Rule(
             "MM211",
-            "text that begins an action and is none",
-            "score it; let the prompt show the format, with an example",
+            "text that begins an action but is not one",
+            "score it; show the format in the prompt, with an example",
         ),
         Rule(
-            "MM212", "an action of another turn than its loss span", "give both spans the one turn"
+            "MM212", "an action of another turn than its loss span", "give both spans the same turn"
         ),
         Rule(
             "MM213",
             "a loss token counted twice over a trajectory",
-            "keep a turn's loss in one sample: context elsewhere, as to_samples makes it",
+            "keep a turn's loss in one sample; let it be context elsewhere, as to_samples does",
         ),
-        Rule("MM214", "a trajectory in two groups", "give each episode a trajectory_id of its own"),
+        Rule("MM214", "a trajectory in two groups", "give each episode its own trajectory_id"),
         Rule(
-            "MM301", "rollout_logprobs and loss tokens differ in number", "one value per loss token"
+            "MM301",
+            "rollout_logprobs and loss tokens differ in number",
+            "pass one value per loss token",
         ),
         Rule("MM302", "log-probability above 0", "pass natural logs, not probabilities or losses"),
-        Rule("MM303", "policy_versions unsorted or overlapping", "sort and cut them"),
+        Rule("MM303", "policy_versions unsorted or overlapping", "sort the spans, without overlap"),
         Rule(
-            "MM304", "score of a place that does not exist", "fix the scope's turn, region or span"
+            "MM304",
+            "a score for a place that does not exist",
+            "correct the scope's turn, region or span",
         ),
         Rule(
-            "MM305", "score on no loss token", "drop the score or the sample: it would hit padding"
+            "MM305",
+            "a score on no loss token",
+            "drop the score or the sample: the score would fall on padding",
         ),
         Rule("MM306", "attention_mask has holes", "mask only padding, at one end"),
         Rule("MM307", "negative position", "count positions from 0"),
-        Rule("MM308", "boxes or points without coordinate_system", "say which system they are in"),
+        Rule(
+            "MM308", "boxes or points without coordinate_system", "name the system that they are in"
+        ),
         Rule("MM309", "prefix_cached_tokens beyond the sample", "count tokens of this sample"),
-        Rule("MM310", "a box with its corners swapped", "write x0, y0, x1, y1"),
+        Rule(
+            "MM310",
+            "a box with its corners swapped",
+            "write x0, y0, x1, y1, with x0 < x1 and y0 < y1",
+        ),
         Rule(
             "MM311",
             "a box or point outside its coordinate system",
@@ -162,17 +210,21 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM313",
             "coordinates in the text that can't be read",
-            "write one of the forms of mmpack.grounding.FORMS, whole, with finite numbers",
+            "write one of the forms in mmpack.grounding.FORMS, complete, with finite numbers",
         ),
         Rule(
             "MM314",
             "a box without area",
-            "let x0 < x1 and y0 < y1; a place without area is a point",
+            "let x0 < x1 and y0 < y1; record a place without area as a point",
         ),
         Rule(
             "MM315", "a screen without size", "record width and height in pixels, or leave it out"
         ),
-        Rule("MM321", "a codec id outside its codebook", "record the codec's own ids, no offsets"),
+        Rule(
+            "MM321",
+            "a codec id outside its codebook",
+            "record the codec's own ids, without offsets",
+        ),
         Rule(
             "MM322",
             "codec ids are not one row per codebook",
@@ -186,7 +238,7 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM332",
-            "an id of a list beyond the vocabulary",
+            "an id in a list beyond the vocabulary",
             "use the tokenizer of the policy: a teacher's ids must be the policy's",
         ),
         Rule(
@@ -196,12 +248,12 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM334",
-            "ids of a list that do not ascend",
-            "sort each list and drop repeats; Ragged.of sorts",
+            "ids of a list that are not in ascending order",
+            "sort each list and drop repeats, as Ragged.of does",
         ),
         Rule(
             "MM335",
-            "a teacher's probabilities are above 1",
+            "a teacher's probabilities add up to more than 1",
             "record natural logs of the full softmax, not logits",
         ),
         Rule(
@@ -209,12 +261,20 @@ RULES: dict[str, Rule] = {
             "an expert twice among the routes of a token",
             "record the ids of the experts, not their weights or ranks",
         ),
-        Rule("MM401", "family can't be packed", "train it unpacked; layout and parity still work"),
         Rule(
-            "MM402", "shared rows with unlike token columns", "pass equal columns, or don't share"
+            "MM401",
+            "family can't be packed",
+            "train on padded batches (mp.pad); layout and parity still work",
         ),
         Rule(
-            "MM403", "a column has the wrong length", "one value per loss token, or one per token"
+            "MM402",
+            "shared rows whose token columns differ",
+            "pass equal columns, or don't share prefixes",
+        ),
+        Rule(
+            "MM403",
+            "a column has the wrong length",
+            "pass one value per loss token, or one per token",
         ),
         Rule(
             "MM404", "a medium's pixels are missing", "pass media=, or samples from the processor"
@@ -228,23 +288,25 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "MM408",
-            "samples of one pack differ in what is to be replayed",
+            "samples of one pack differ in what is replayed",
             "record it for all of them, pack them separately, or set it to None on all",
         ),
         Rule(
             "MM409",
             "a sample is older than max_policy_lag",
-            "raise the lag, or leave such samples out",
+            "raise max_policy_lag, or leave such samples out",
         ),
-        Rule("MM501", "a file is gone or can't be read", "put it back, or leave its samples out"),
-        Rule("MM502", "a stored medium is damaged", "put it again, from the processor"),
+        Rule(
+            "MM501", "a file is missing or can't be read", "put it back, or leave its samples out"
+        ),
+        Rule("MM502", "a stored medium is damaged", "store it again, from the processor"),
         Rule("MM503", "no room for a medium's pixels", "make room, or raise the store's max_bytes"),
         Rule(
             "MM504",
-            "its worker process ended",
-            "see the system's log: often memory, or a broken file",
+            "the sample's worker process ended",
+            "see the system's log; often memory ran out, or a file is broken",
         ),
-        Rule("MM505", "a sample could not be made", "see the error that its letter names"),
+        Rule("MM505", "a sample could not be made", "see the error in its dead letter"),
     )
 }
 # a tokenizer finds them broken: those who read tokens as text report them, `validate` does not

@@ -48,7 +48,7 @@ def trajectory_index(samples: Sequence[Sample]) -> np.ndarray:
         if name is not None and groups.setdefault(name, sample.group_id) != sample.group_id:
             raise ArgumentError(
                 f"trajectory_index: trajectory {name!r:.60} is in the groups {groups[name]!r:.40} and "
-                f"{sample.group_id!r:.40}. Fix: give each episode a trajectory_id of its own"
+                f"{sample.group_id!r:.40}. Fix: give each episode its own trajectory_id"
             )
     return _numbered([_unit(s, i) for i, s in enumerate(samples)])
 

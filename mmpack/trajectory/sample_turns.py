@@ -56,7 +56,7 @@ def _trajectory(name: str, members: list[Sample]) -> Trajectory:
         if differs:
             raise ArgumentError(
                 f"from_samples: samples of trajectory {name!r:.60} differ in {differs[0]}. "
-                "Fix: give each episode a trajectory_id of its own"
+                "Fix: give each episode its own trajectory_id"
             )
     noted = [
         {k: v for k, v in s.metadata.items() if k not in ("turns", RESPONSE_TEXT_KEY)}

@@ -105,7 +105,7 @@ def _runs(what: str, sample: Sample) -> list[tuple[int, int, int | None]]:
         if not end <= span.start <= span.stop <= len(sample):
             raise ArgumentError(
                 f"{what}: loss_spans[{i}] is [{span.start}, {span.stop}), which begins before {end} or ends beyond "
-                f"{len(sample)} tokens (MM201). Fix: sort and cut them"
+                f"{len(sample)} tokens (MM201). Fix: sort the spans, without overlap"
             )
         if span.start == span.stop:
             continue
