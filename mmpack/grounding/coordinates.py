@@ -128,10 +128,10 @@ def convert_array(values: Any, source: str, target: str, sizes: Sizes | None = N
 
 
 def as_written(values: Iterable[Any], system: str) -> tuple[int, ...] | tuple[float, ...]:
-    """`values` of `system` as models write them: the nearest integers (a tie goes to the even one); floats in
-    `normalized_1`, as they are.
+    """`values` of `system` as models write them: the nearest integers (a tie goes to the even one); in `normalized_1`
+    floats, unchanged.
 
-    `rounding_error` says how far they are off.
+    `rounding_error` is how far off they may be. Raises: ArgumentError for values that are not finite numbers.
     """
     check_name("as_written", "system", system, SYSTEMS)
     numbers = _fractions(values)

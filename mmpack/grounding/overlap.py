@@ -14,9 +14,9 @@ from mmpack.errors import ArgumentError, check_number, kind_of
 
 
 def iou(boxes: Any, others: Any) -> np.ndarray:
-    """Intersection over union of each of `boxes` [n, 4] with each of `others` [m, 4]: [n, m], from 0 to 1.
+    """Intersection over union of each of `boxes` [n, 4] with each of `others` [m, 4]: float64 [n, m], from 0 to 1.
 
-    0 where the union has no area. Raises: ArgumentError for what is no array of boxes.
+    0 where the union has no area. Raises: ArgumentError if these are not arrays of boxes.
 
     Example:
         >>> from mmpack.grounding import iou
@@ -29,10 +29,10 @@ def iou(boxes: Any, others: Any) -> np.ndarray:
 
 
 def giou(boxes: Any, others: Any) -> np.ndarray:
-    """Generalized IoU of each of `boxes` [n, 4] with each of `others` [m, 4]: [n, m], from -1 to 1.
+    """Generalized IoU of each of `boxes` [n, 4] with each of `others` [m, 4]: float64 [n, m], from -1 to 1.
 
     IoU - (area of the smallest box around both - union) / that area (Rezatofighi et al. 2019, algorithm 1); where that
-    area is 0, -1 (two boxes without area, apart or not). Raises: ArgumentError for what is no array of boxes.
+    area is 0, -1 (two boxes without area, apart or not). Raises: ArgumentError if these are not arrays of boxes.
     """
     a, b = _scaled(_boxes("giou", "boxes", boxes), _boxes("giou", "others", others))
     intersection, union = _areas(a, b)
@@ -54,11 +54,11 @@ def point_in_box(points: Any, boxes: Any) -> np.ndarray:
 
 
 def centre_distance(places: Any, others: Any, diagonal: float) -> np.ndarray:
-    """Distance of the centres of `places` and `others` over `diagonal`: [n, m].
+    """Distance between the centres of `places` and `others`, divided by `diagonal`: float64 [n, m].
 
-    Args: both [·, 4] boxes or [·, 2] points, in units that are one length in x and in y (pixels); `diagonal`: of the
-    picture in these units, above 0. Within the picture the result is from 0 to 1.
-    Raises: ArgumentError for what is no array of boxes or points.
+    Args: `places`, `others`: [n, 4] and [m, 4] boxes or [n, 2] and [m, 2] points, in a unit that is the same length in
+    x and y (pixels). `diagonal`: the picture's, in this unit, above 0. Within the picture the result is from 0 to 1.
+    Raises: ArgumentError if these are not arrays of boxes or points.
     """
     check_number("centre_distance", "diagonal", diagonal, above=0)
     a, b = (_centres("centre_distance", n, v) for n, v in (("places", places), ("others", others)))

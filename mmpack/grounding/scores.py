@@ -82,10 +82,10 @@ def set_score(
     sample: Sample, kind: str = "iou", *, name: str | None = None, labels: bool = True
 ) -> Score:
     """One Score of the whole sample: the values of matched pairs, and the worst for each region or target without one,
-    as a mean over the larger of the two numbers.
+    as a mean over the larger of the two counts.
 
-    So a target that nothing was written for costs as much as a region too many; a mean of `scores` knows only the
-    second. 1 where there is nothing to find and nothing was written. Arguments and errors are those of `scores`.
+    So a target that was missed costs as much as a region too many; a mean of `scores` counts only the latter. The
+    value is 1 if there is nothing to find and nothing was written. Arguments and errors are those of `scores`.
     """
     pairs, regions, targets = _paired(sample, kind, labels, "set_score")
     count = max(len(regions), targets)

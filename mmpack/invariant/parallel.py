@@ -47,7 +47,8 @@ def row_parallel(
 def column_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Any = None, parts: int = PARTS
 ) -> Tensor:
-    """This rank's columns of x · weightᵀ + bias: x [..., K] on all, weight [N / ranks, K] -> [..., N / ranks].
+    """This rank's columns of x · weightᵀ + bias: x [..., K], the same on all ranks, weight [N / ranks, K] ->
+    [..., N / ranks], in the dtype of x.
 
     The gradient to x is summed over the ranks by the tree, in `parts` blocks of N: the same on all of them.
     Raises as `row_parallel` does.

@@ -16,7 +16,7 @@ from mmpack.ops.inputs import check_are_tensors
 
 
 def tree_sum(parts: Tensor) -> Tensor:
-    """parts [P, ...] -> [...], P a power of two; of the dtype of the parts. Differentiable.
+    """parts [P, ...] -> [...], of any dtype, which the sum keeps. P is a power of two. Differentiable.
 
     Raises ArgumentError for another number of parts.
 
@@ -40,8 +40,9 @@ def tree_sum(parts: Tensor) -> Tensor:
 def tree_all_reduce(x: Tensor, group: Any = None) -> Tensor:
     """Sum of each rank's x [...] over the ranks of `group`, by the tree over them: the same bits on all. No gradient.
 
-    Ranks are a power of two. Memory: x of every rank at once. `group`: a ProcessGroup; None: this process alone.
-    Raises ArgumentError for another number of ranks, or for what is no group.
+    x has any dtype; the sum has the same. The number of ranks is a power of two. Memory: x of every rank at once.
+    `group`: a ProcessGroup; None: this process alone. Raises ArgumentError for another number of ranks, or if `group`
+    is not a ProcessGroup.
     """
     check_are_tensors("tree_all_reduce", x=x)
     ranks, _ = ranks_of("tree_all_reduce", group)

@@ -17,6 +17,7 @@ _depth = 0
 
 
 def is_on() -> bool:
+    """Whether this code runs within `batch_invariant`."""
     return _depth > 0
 
 

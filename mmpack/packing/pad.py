@@ -58,9 +58,9 @@ def pad(
     token_columns: Mapping[str, Column] | None = None,
     on_invalid: str = "raise",
 ) -> PaddedBatch:
-    """Rectangles of `samples`, padded on `side` (`left` or `right`); arguments and errors as in `pack`.
+    """Rectangles of `samples`, padded on `side` (`left` or `right`). Other arguments and errors are those of `pack`.
 
-    `token_columns` come back as [B·S, …], 0 at the padding.
+    `input_ids` is int64 [B, S]. `token_columns` come back as [B·S, …], 0 at the padding.
 
     Example:
         >>> import mmpack as mp

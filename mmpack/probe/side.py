@@ -53,7 +53,10 @@ def record(
     directions: int = DIRECTIONS,
     seed: int = 0,
 ) -> Record:
-    """Run samples through one side and keep its digests; arguments as of `run`. `passes`: noisy ones after it."""
+    """Run samples through one side and keep its digests; arguments and errors are those of `run`.
+
+    `passes`: how many more passes to take with noise.
+    """
     if not isinstance(side, Side):
         raise ArgumentError(
             f"probe: a side is {kind_of(side)}. Fix: pass a probe.Side, such as probe_side(model), or a record"

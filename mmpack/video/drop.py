@@ -32,7 +32,8 @@ def drop_frames(
     """The sample without these temporal patches of a video, at each place of the video in it.
 
     Args:
-        temporal_patches: their numbers, from 0. At least one must stay.
+        media_index: the video's, in sample.media.
+        temporal_patches: numbers of those to drop, from 0. At least one must stay.
         frames: uint8 [n, h, w, 3] that were handed to the processor, all of them. With them the medium gets the content
             hash of the shorter clip and the cache key of that content in this grid; without them a key of its own, made
             of the old one and of what is kept, and no content hash.
@@ -46,8 +47,8 @@ def drop_frames(
     Frames keep the size that they have in the whole clip. Where a processor's limit depends on the number of frames
     (Qwen3-VL's, `cap_pixels_per_frame`), it may give the shorter clip larger frames: another grid and cache key.
 
-    Raises: ArgumentError for a medium that is no video, patches that it does not have, a loss span over what is to go,
-    or positions that follow no rule of the family.
+    Raises: ArgumentError for a medium that is not a video, patches that it does not have, a loss span over dropped
+    tokens, or positions that follow no rule of the family.
     """
     family, medium, gone = _asked(sample, media_index, temporal_patches, "drop_frames")
     kept = np.setdiff1d(np.arange(medium.grid_thw[0]), gone)
@@ -76,12 +77,12 @@ def mask_frames(
     *,
     frames: np.ndarray | None = None,
 ) -> Sample:
-    """The sample with these temporal patches of a video black; layout, positions and loss stay as they are.
+    """The sample with these temporal patches (from 0) of a video black; layout, positions and loss don't change.
 
-    Pixels become what the processor makes of black frames (`processor["video"]` says how it normalises), so an engine
-    that is sent the clip with black frames sees the same. That hides what the frames show, not that they exist:
+    Pixel rows (float32 or uint8 [patches, patch_dim]) become what the processor makes of black frames
+    (`processor["video"]` says how it normalises), so an engine that gets the clip with black frames sees the same. That hides what the frames show, not that they exist:
     attention still reaches their tokens. The cache key changes, and with `frames` (as in `drop_frames`) the content
-    hash becomes the blackened clip's. Raises: ArgumentError.
+    hash becomes the blackened clip's. `frames`: uint8 [n, h, w, 3]. Raises: ArgumentError, as `drop_frames`.
     """
     family, medium, gone = _asked(sample, media_index, temporal_patches, "mask_frames")
     black = blackened(medium, gone, family, frames, sample.processor)

@@ -52,7 +52,7 @@ def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
 def vllm_item(plan: FramePlan, frames: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """The entry of vLLM's `multi_modal_data["video"]`; `hf_kwargs(plan)` is its `mm_processor_kwargs`.
 
-    Raises: ArgumentError where `frames` are not the plan's.
+    `frames`: uint8 [n, h, w, 3], decoded by the plan. Raises: ArgumentError if they are not the plan's.
     """
     wanted = (plan.num_frames, plan.loaded_size[1], plan.loaded_size[0], 3)
     if frames.shape != wanted or frames.dtype != np.uint8:

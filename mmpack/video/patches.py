@@ -185,7 +185,7 @@ def token_view(frames: Array, family: Family, temporal: int | None = None) -> Ar
 
 
 def row_view(rows: Array, grid: Sequence[int], family: Family) -> Array:
-    """Rows of one clip [t·h·w, patch_dim] in the axes of `token_view`; a view."""
+    """Rows of one clip [t·h·w, patch_dim], with the axes of `token_view`; a view, of the dtype of the rows."""
     t, h, w = (int(n) for n in grid)
     merge, patch = merge_of(family), family.patch_size
     cells = (t, h // merge, w // merge, merge, merge)

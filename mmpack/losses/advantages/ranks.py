@@ -18,15 +18,16 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     """The columns of all ranks, one after the other in the order of ranks, and this rank's samples in them as a slice.
 
     Every rank calls it, with as many columns as the others and any number of samples; without torch.distributed the
-    columns are returned as they are. Values keep their bits, so that what is computed of them has those of one process:
+    columns are returned as they are. Values keep their bits, so results computed from them equal those of one process:
 
         rewards, group_index, own = mp.gather_rewards(rewards, group_index)
         advantages = mp.group_advantages(rewards, group_index)[own]
 
-    Args: columns: [b] each, one value per sample of this rank: rewards, group_index, num_tokens, unit_index. Numbers
-    of groups must mean the same on every rank: `mp.group_numbers`. process_group: of torch.distributed; None: all.
+    Args: columns: [b] each, of any dtype, one value per sample of this rank: rewards, group_index, num_tokens,
+    unit_index. Group numbers must mean the same on every rank: `mp.group_numbers`. process_group: a group of
+    torch.distributed; None: all ranks.
 
-    Waits once per call. Raises ArgumentError for columns of unequal length, and on every rank where
+    Waits for the other ranks once per call. Raises ArgumentError for columns of unequal length, and on every rank where
     their number or dtypes differ between ranks.
 
     Example: one process.

@@ -45,8 +45,8 @@ def linear_listed_logprobs(
     Args:
         hidden, weight, targets, rows, bias, temperature, entropy, rows_unique, row_inverse, softcap, memory_budget,
             group: see `linear_selected_logprobs`.
-        lists: by name, N lists of any length each, `PackedBatch.teachers`. A list may be empty, and ids may be in
-            several lists, and in one several times.
+        lists: by name, N lists of any length each (offsets [N+1] and ids [M], int64 or int32), as in
+            `PackedBatch.teachers`. A list may be empty. An id may be in several lists, and several times in one.
 
     The softmax is over the whole vocabulary, and costs one pass over it for the target and all lists together; so does
     the backward, whose gradient to the logits is made for all of them at once, a chunk at a time. To that come M
@@ -54,7 +54,7 @@ def linear_listed_logprobs(
     `linear_selected_logprobs`, bit by bit, and so are determinism, dtypes and bounds.
 
     Raises ArgumentError as `linear_selected_logprobs` does, and for lists that are not one per target. Values of
-    offsets and ids are looked at on the CPU only.
+    offsets and ids are checked on the CPU only.
 
     Example: a teacher names ids 0 and 1 for the first token, and says nothing of the second.
         >>> import torch

@@ -50,15 +50,15 @@ def listed_logprobs(
 
     Args:
         logits, targets, rows, temperature, entropy, rows_unique, row_inverse, gradient: see `selected_logprobs`.
-        lists: by name, N lists of any length each, `PackedBatch.teachers`. A list may be empty, and ids may be in
-            several lists, and in one several times.
+        lists: by name, N lists of any length each (offsets [N+1] and ids [M], int64 or int32), as in
+            `PackedBatch.teachers`. A list may be empty. An id may be in several lists, and several times in one.
 
     A row of the logits is read once forward and once backward, however many ids are scored on it. Values are those of
     `selected_logprobs`, bit by bit. The backward on a GPU compares the ids of a row with each other: for lists of
     thousands take `linear_listed_logprobs`.
 
     Raises ArgumentError as `selected_logprobs` does, and for lists that are not one per target. Values of offsets and
-    ids are looked at on the CPU only.
+    ids are checked on the CPU only.
 
     Example: a teacher names ids 0 and 1 for the first token, and says nothing of the second.
         >>> import torch

@@ -91,7 +91,7 @@ def pack_video(
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
-    """Rows [rows, patch_dim] back to frames: one tensor per clip, in the shape that the plan has for it.
+    """Rows [rows, patch_dim] of any dtype back to frames: one tensor per clip, [n, h, w, 3] or [n, 3, h, w] as planned.
 
     The tensors are views of one buffer. Repeats that filled a temporal patch are left out; frames of temporal patches
     that the plan does not keep are 0. `unpack_video(pack_video(x, plan), plan)` is x where all are kept. Float rows
