@@ -35,7 +35,7 @@ def routes_of_rows(rows: Any, length: int, where: str) -> np.ndarray:
     if len(array) not in (length - 1, length):
         raise ArgumentError(
             f"{where}: routed_experts has {len(array)} rows for {length} tokens, of which the engine ran {length - 1}. "
-            "Fix: routes from the first token on (no routed_experts_prompt_start, no routed_experts_start_len)"
+            "Fix: pass routes from the first token on (no routed_experts_prompt_start, no routed_experts_start_len)"
         )
     if array.shape[2] > 1 and not array.any():
         raise ArgumentError(

@@ -67,7 +67,7 @@ class ProcessRows:
         if self.arguments is not row_arguments:
             raise ArgumentError(
                 "ProcessRows: your own function reads the rows, and its fingerprint is not known. "
-                "Fix: map(…, new_fingerprint=…) with a text that names its version"
+                "Fix: call map(…, new_fingerprint=…) with a text that names its version"
             )
         settings = [__version__, before, self.processor.fingerprint, self.processor.kept_as]
         text = canonical_json({"of": [*settings, str(self.processor.media_root), self.pixels]})
@@ -80,7 +80,7 @@ def row_arguments(row: dict[str, Any]) -> dict[str, Any]:
     if missing:
         raise ArgumentError(
             f"ProcessRows: a row has no {missing[0]}, but {sorted(row)}. "
-            "Fix: rename the column, or arguments=, a function from a row to the processor's arguments"
+            "Fix: rename the column, or pass arguments=, a function from a row to the processor's arguments"
         )
     out = {name: row[name] for name in _SAME if row.get(name) is not None}
     media = row.get("images") if row.get("media") is None else row["media"]

@@ -56,7 +56,8 @@ class RayBlobs(Mapping[str, Any]):
         check_whole("RayBlobs", "max_bytes", max_bytes)
         if not (source is None or hasattr(source, "get")):
             raise ArgumentError(
-                f"RayBlobs: source is {type(source).__name__}, expected pixels by cache key. Fix: such a mapping"
+                f"RayBlobs: source is {type(source).__name__}, expected pixels by cache key. "
+                "Fix: pass a mapping of cache keys to pixels"
             )
         if not ray.is_initialized():
             raise BackendError("RayBlobs: Ray is not started in this process. Fix: call ray.init()")

@@ -38,7 +38,7 @@ class Files:
         for target in (html, png, out):
             if target is not None and target.exists() and read.exists() and target.samefile(read):
                 raise ArgumentError(
-                    f"view: {target.name!r:.60} is the trace itself. Fix: another file"
+                    f"view: {target.name!r:.60} is the trace itself. Fix: write to another file"
                 )
         _refuse_one_file_for_two(html, png, out)
         if png is not None and png.suffix.lower() != ".png":
@@ -105,7 +105,7 @@ def draw_pack(
         samples, more = chosen.samples, chosen.more
         name += f", the first {len(samples)} samples" if more else ""
     if not samples:
-        raise ArgumentError(f"view: {name} holds no sample. Fix: name one that does")
+        raise ArgumentError(f"view: {name} holds no samples. Fix: name one that does")
     batch = pack(samples, share_prefix=share)
     page = html(batch, title=name) if files.html else None
     done = files.write(page, png(batch, title=name) if files.png else None)
@@ -128,7 +128,7 @@ def _of_plan(path: Path, samples: list[Sample], number: int) -> tuple[list[Sampl
     plan = Plan.load(path, samples)
     if number >= len(plan.bins):
         raise ArgumentError(
-            f"view: --bin {number} is not in {path.name!r:.60}. Fix: 0 to {len(plan.bins) - 1}"
+            f"view: --bin {number} is not in {path.name!r:.60}. Fix: pass 0 to {len(plan.bins) - 1}"
         )
     return [samples[i] for i in plan.bins[number]], plan.share[number]
 
@@ -182,5 +182,5 @@ def _refuse_one_file_for_two(*targets: Path | None) -> None:
     for k, path in enumerate(named):
         if path in named[:k]:
             raise ArgumentError(
-                f"view: {path.name!r:.60} is named for two documents. Fix: a file for each"
+                f"view: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
             )

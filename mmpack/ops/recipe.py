@@ -47,7 +47,7 @@ def codes_of(architectures: str) -> list[str]:
         found = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", entry)
         if found is None:
             raise RecipeError(
-                f"TORCH_CUDA_ARCH_LIST has {entry!r}. Fix: capabilities in figures, as '8.0;9.0+PTX'"
+                f"TORCH_CUDA_ARCH_LIST has {entry!r}. Fix: write capabilities as numbers, such as '8.0;9.0+PTX'"
             )
         number = found[1] + found[2] + found[3]
         codes += [f"sm_{number}"] + ([f"compute_{number}"] if found[4] else [])
@@ -73,7 +73,7 @@ def cuda_version(compiler: Path) -> str:
     found = re.search(r"release (\d+\.\d+)", _run(compiler, "--version"))
     if found is None:
         raise RecipeError(
-            f"{compiler} --version names no release. Fix: CUDA_HOME of a CUDA toolkit"
+            f"{compiler} --version names no release. Fix: set CUDA_HOME to a CUDA toolkit"
         )
     return found[1]
 
@@ -140,7 +140,9 @@ def glibc(library: Path) -> tuple[int, int]:
     """The newest glibc that the library asks for, as (2, 32). Raises RecipeError without binutils."""
     objdump = shutil.which("objdump")
     if objdump is None:
-        raise RecipeError("there is no objdump to ask which glibc a library needs. Fix: binutils")
+        raise RecipeError(
+            "there is no objdump to ask which glibc a library needs. Fix: install binutils"
+        )
     found = re.findall(r"GLIBC_(\d+)\.(\d+)", _run(objdump, "-T", library))
     return max((int(major), int(minor)) for major, minor in found)
 

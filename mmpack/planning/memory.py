@@ -327,7 +327,7 @@ def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     whole = str(fields.get("model_type") or "")
     if fields.get("vision_config") and not whole.startswith(TOWERS):
         raise ArgumentError(
-            f"memory_model: no terms for the towers of a {whole!r:.60}. Fix: measure a pack and pass max_tokens"
+            f"memory_model: it has no terms for the towers of a {whole!r:.60}. Fix: measure a pack and pass max_tokens"
         )
     names = ("hidden_size", "intermediate_size", "num_attention_heads")
     required(text, (*names, "num_hidden_layers", "vocab_size"), "memory_model")

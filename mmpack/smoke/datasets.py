@@ -224,7 +224,9 @@ def _of_cell(item: Any, root: Path | None, where: str) -> Image.Image:
     if data is None and isinstance(path, str) and root is not None:
         data = _file_below(root, root, path, where)
     if not isinstance(data, bytes):
-        raise TraceError(f"load_exercises: {where} has no bytes. Fix: pictures as {{bytes, path}}")
+        raise TraceError(
+            f"load_exercises: {where} has no bytes. Fix: store pictures as {{bytes, path}}"
+        )
     return _decoded(data, where)
 
 

@@ -78,7 +78,7 @@ def decode(
 def check_threads(threads: Any, what: str) -> None:
     """Raises: ArgumentError; each thread of a decoder holds frames of its own."""
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS:
-        raise ArgumentError(f"{what}: {threads!r:.40}. Fix: 1 to {MAX_THREADS}")
+        raise ArgumentError(f"{what}: {threads!r:.40}. Fix: pass 1 to {MAX_THREADS}")
 
 
 def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:

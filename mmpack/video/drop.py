@@ -80,9 +80,10 @@ def mask_frames(
     """The sample with these temporal patches (from 0) of a video black; layout, positions and loss don't change.
 
     Pixel rows (float32 or uint8 [patches, patch_dim]) become what the processor makes of black frames
-    (`processor["video"]` says how it normalises), so an engine that gets the clip with black frames sees the same. That hides what the frames show, not that they exist:
-    attention still reaches their tokens. The cache key changes, and with `frames` (as in `drop_frames`) the content
-    hash becomes the blackened clip's. `frames`: uint8 [n, h, w, 3]. Raises: ArgumentError, as `drop_frames`.
+    (`processor["video"]` says how it normalises), so an engine that gets the clip with black frames sees the same.
+    That hides what the frames show, not that they exist: attention still reaches their tokens. The cache key changes,
+    and with `frames` (uint8 [n, h, w, 3], as in `drop_frames`) the content hash becomes the blackened clip's.
+    Raises: ArgumentError, as `drop_frames`.
     """
     family, medium, gone = _asked(sample, media_index, temporal_patches, "mask_frames")
     black = blackened(medium, gone, family, frames, sample.processor)

@@ -215,5 +215,5 @@ def test_what_is_refused():
     with pytest.raises(ModelError, match="in eval mode"):
         checkpoint_layers(model.eval(), batch, PLENTY)
     model.train().gradient_checkpointing_disable()
-    with pytest.raises(ModelError, match=r"layers are not recomputed\. Fix: model"):
+    with pytest.raises(ModelError, match=r"layers are not recomputed\. Fix: call model"):
         checkpoint_layers(model, batch, PLENTY)

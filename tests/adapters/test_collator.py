@@ -228,7 +228,7 @@ def test_wrong_use_is_an_error():
     model = tiny_qwen2_5_vl()
     with pytest.raises(ArgumentError, match="padding is 'both'"):
         SampleCollator(model, padding="both")
-    with pytest.raises(ArgumentError, match="may share"):
+    with pytest.raises(ArgumentError, match="with or without shared prefixes"):
         SampleCollator(model, padding="left", share_prefix=True)
     with attach(model), pytest.raises(ModelError, match="is attached"):
         SampleCollator(model, padding="left")

@@ -55,7 +55,10 @@ def test_sglangs_form_and_back():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (rows(3), "has 3 rows for 6 tokens, of which the engine ran 5. Fix: routes from the first"),
+        (
+            rows(3),
+            "has 3 rows for 6 tokens, of which the engine ran 5. Fix: pass routes from the first",
+        ),
         (rows(7), "has 7 rows for 6 tokens"),
         (rows()[0], r"is uint8 \[3, 2\], expected expert ids \[5, layers, k\]"),
         (rows().astype(np.float32), "is float32"),

@@ -72,7 +72,7 @@ def check(rank, ranks, tied, entropy):
         model_inputs(mp.pad([make_sample([("text", [1, 2])])]), model, vision="always")
     handle = attach(model)
     if not takes_encoded_media(model):  # transformers before 5.19
-        with pytest.raises(mp.ModelError, match="newer, or media in every batch"):
+        with pytest.raises(mp.ModelError, match="newer, or put media into every batch"):
             model_inputs(batches()[1], model, vision="always")
         return
     for _ in range(2):  # the second time as every time but the first

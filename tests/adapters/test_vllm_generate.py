@@ -225,7 +225,7 @@ def test_a_video_with_text_between_its_frames_does_not_go_over_the_wire():
 
     hf = qwen_vl_processor("qwen3_vl", min_pixels=32 * 32, max_pixels=16 * 32 * 32)
     sample = mp.wrap_processor(hf)(messages(video(3)), [5], sample_id="film")
-    with pytest.raises(ArgumentError, match=r"text between its frames.* Fix: from_samples"):
+    with pytest.raises(ArgumentError, match=r"text between its frames.* Fix: use from_samples"):
         to_generate([sample], SamplingParams())
 
 

@@ -107,7 +107,7 @@ def test_a_side_without_them_is_named(engine, tmp_path):
 )
 def test_settings_that_keep_no_ids_are_refused(engine, settings):
     with pytest.raises(
-        ArgumentError, match=r"leave no list of kept ids.* Fix: temperature above 0 and"
+        ArgumentError, match=r"leave no list of kept ids.* Fix: use temperature above 0 and"
     ):
         engine.rollout(PROMPTS[:1], NAMES[:1], **settings)
 

@@ -301,7 +301,7 @@ def test_advantages_per_token_where_as_many_samples_as_tokens():
     # two samples, one without a loss token: [2] may be either
     cu_loss, advantages = torch.tensor([0, 0, 2], dtype=torch.int32), torch.tensor([1.0, -2.0])
     with pytest.raises(
-        ArgumentError, match=r"both are 2 and a sample has no loss token\. Fix: .*per='token'"
+        ArgumentError, match=r"both are 2, and a sample has no loss token\. Fix: .*per='token'"
     ):
         policy_loss(torch.tensor([-1.0, -2.0]), advantages, cu_loss)
     gradients = {}

@@ -23,7 +23,9 @@ def test_architectures_are_those_of_torch(named, monkeypatch):
 
 @pytest.mark.parametrize("named", ["Hopper", "9", "sm_80"])
 def test_other_names_of_architectures(named):
-    with pytest.raises(recipe.RecipeError, match=rf"has '{named}'. Fix: capabilities in figures"):
+    with pytest.raises(
+        recipe.RecipeError, match=rf"has '{named}'. Fix: write capabilities as numbers"
+    ):
         recipe.codes_of(named)
 
 

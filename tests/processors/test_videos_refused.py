@@ -84,7 +84,7 @@ def test_settings_that_fit_some_clip_pass(make, family, policy, settings):
         ({"video_policy": []}, r"policy \[\] is unknown"),
         ({"frame_cache": "/tmp/x"}, "frame_cache is str"),
         ({"decode_threads": 0}, "decode_threads: 0"),
-        ({"decode_threads": 65}, "Fix: 1 to 64"),
+        ({"decode_threads": 65}, "Fix: pass 1 to 64"),
         ({"decode_threads": True}, "decode_threads: True"),
     ],
 )
@@ -250,7 +250,7 @@ def test_decode_takes_plans_and_numbers(files):
     refused("different lengths", decode, files[0], [[0], [1, 2]])
     refused("limits is int", decode, files[0], [0], limits=5)
     refused("cache is str", decode, files[0], [0], cache="x")
-    refused("threads: 65.* Fix: 1 to 64", decode, files[0], [0], threads=65)
+    refused("threads: 65.* Fix: pass 1 to 64", decode, files[0], [0], threads=65)
     refused("threads: 0", decode, files[0], [0], threads=0)
 
 

@@ -181,7 +181,7 @@ def test_backends_by_name():
     with pytest.raises(BackendError, match=r"decord is exact on h264, and this is vp9. Fix: "):
         decode(clip(codec="vp9"), [0], backend="decord")
     np.testing.assert_array_equal(decode(clip(), [7], backend="pyav"), decode(clip(), [7]))
-    with pytest.raises(ArgumentError, match=r"threads: 0\. Fix: 1 to 64"):
+    with pytest.raises(ArgumentError, match=r"threads: 0\. Fix: pass 1 to 64"):
         decode(clip(), [0], threads=0)
 
 

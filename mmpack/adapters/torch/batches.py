@@ -52,7 +52,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
         if loader.device.type != "cpu":
             raise ArgumentError(
                 f"PackBatches: the loader's device is {loader.device}, but workers pack on the CPU. "
-                "Fix: PackLoader(…) without device=, then batch.to(device) in the loop"
+                "Fix: make PackLoader(…) without device=, and call batch.to(device) in the loop"
             )
         self.loader = loader
         self._next, self._done = Place(), 0

@@ -142,7 +142,7 @@ def _selective(own: Any) -> Any:
     if not (isinstance(own, functools.partial) and own.func is checkpoint):
         raise ModelError(
             "checkpoint_layers: the layers are not checkpointed by torch's function, which selective needs. "
-            "Fix: model.gradient_checkpointing_enable(), or selective=False"
+            "Fix: call model.gradient_checkpointing_enable(), or pass selective=False"
         )
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
     return functools.partial(own, use_reentrant=False, context_fn=contexts)
@@ -168,11 +168,12 @@ def _refuse_unchecked(decoder: torch.nn.Module, layers: list[Any]) -> None:
     if off:
         raise ModelError(
             f"checkpoint_layers: {off} of {len(layers)} layers are not recomputed. "
-            "Fix: model.gradient_checkpointing_enable() first, for all layers"
+            "Fix: call model.gradient_checkpointing_enable() first, for all layers"
         )
     if not decoder.training:
         raise ModelError(
-            "checkpoint_layers: the model is in eval mode, where transformers recomputes nothing. Fix: model.train()"
+            "checkpoint_layers: the model is in eval mode, where transformers recomputes nothing. "
+            "Fix: call model.train()"
         )
 
 

@@ -47,7 +47,7 @@ class SampleCollator:
         if padding not in (None, "left", "right") or (padding and share_prefix):
             raise ArgumentError(
                 f"SampleCollator: padding is {padding!r}, share_prefix {share_prefix}. "
-                "Fix: padding=None packs, and may share prefixes; 'left' or 'right' pads"
+                "Fix: pass padding=None to pack, with or without shared prefixes, or 'left' or 'right' to pad"
             )
         if padding is None:
             attach_in_forwards(model)

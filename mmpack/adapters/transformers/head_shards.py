@@ -77,7 +77,7 @@ def _ranks_of(weight: Any) -> ProcessGroup | None:
     if vocab % ranks:
         raise ModelError(
             f"packed_logprobs: {ranks} ranks don't divide the head's {vocab} ids. "
-            f"Fix: model.resize_token_embeddings(pad_to_multiple_of={ranks}), or don't split the head"
+            f"Fix: call model.resize_token_embeddings(pad_to_multiple_of={ranks}), or don't split the head"
         )
     group: ProcessGroup = weight.device_mesh.get_group()
     return group

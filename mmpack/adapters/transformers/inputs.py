@@ -281,7 +281,7 @@ def _refuse_idle_tower(model: Any, attached: bool) -> None:
     if not takes_encoded_media(model):
         raise ModelError(
             "model_inputs: the model is sharded, the batch has no media, and the forward of this transformers takes "
-            "no media that were encoded before it. Fix: transformers 5.19 or newer, or media in every batch"
+            "no media encoded beforehand. Fix: install transformers 5.19 or newer, or put media into every batch"
         )
 
 

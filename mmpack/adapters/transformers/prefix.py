@@ -177,7 +177,7 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
     if sample.routed_experts is not None:
         raise ModelError(
             "prefix_logprobs: the sample has routed_experts, and KV in the store is of the model's own routes. "
-            "Fix: packed_logprobs, which replays them, or set routed_experts of the sample to None"
+            "Fix: use packed_logprobs, which replays them, or set routed_experts of the sample to None"
         )
     if is_attached(whole):
         raise ModelError(

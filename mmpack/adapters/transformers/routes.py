@@ -219,7 +219,7 @@ def _hand_over(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     if again_without and layer.training and getattr(layer, "gradient_checkpointing", False):
         raise ModelError(
             f"routed_experts: gradient checkpointing would run layer {slot.layer} again with other experts. "
-            "Fix: model.gradient_checkpointing_disable()"
+            "Fix: call model.gradient_checkpointing_disable()"
         )
     slot.routes, slot.handed = routes[:, slot.column(routes.shape[1])], True
     return args, kwargs | {KEYWORD: slot.routes}

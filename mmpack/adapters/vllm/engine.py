@@ -214,7 +214,7 @@ class VllmEngine:
             raise ArgumentError(
                 f"VllmEngine.rollout: temperature={temperature}, top_p={top_p}, top_k={top_k}, min_p={min_p}, "
                 "and these settings leave no list of kept ids. "
-                f"Fix: temperature above 0 and {wanted}, or an engine without kept_ids"
+                f"Fix: use temperature above 0 and {wanted}, or an engine without kept_ids"
             )
         if kept_from == "sampling_mask":
             return {"logprobs": 1}

@@ -265,7 +265,7 @@ def _refuse_gaps(given: Any, where: str) -> None:
         if any(place.is_embed is not None for place in places):
             raise ArgumentError(
                 f"{where} has a video with text between its frames: a GenerateRequest has only its range, and vLLM "
-                "would read all of it as placeholders. Fix: from_samples, for LLMEngine.add_request"
+                "would read all of it as placeholders. Fix: use from_samples, for LLMEngine.add_request"
             )
 
 

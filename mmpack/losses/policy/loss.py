@@ -233,7 +233,7 @@ def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int, per: Per 
     if alike and bool((cu_loss[1:] == cu_loss[:-1]).any()):
         raise ArgumentError(
             f"{WHAT}: advantages [{count}] are one per sample or one per loss token, here both are {count}, and "
-            "a sample has no loss token. Fix: say which with per='sample' or per='token'"
+            "a sample has no loss token. Fix: choose with per='sample' or per='token'"
         )
 
 
