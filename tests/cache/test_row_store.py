@@ -171,7 +171,7 @@ def test_values_in_the_memory_of_the_store_are_refused():
     inside, transposed = out[1:4], out.T[:, :3].contiguous().T
     expected = out.clone().index_copy_(0, index, transposed.clone())
     for values in (inside, out[7:], whole[21:30].view(3, 3).T, whole[29:38].view(3, 3)):
-        with pytest.raises(ArgumentError, match="values lie in the memory of out"):
+        with pytest.raises(ArgumentError, match="values share memory with out"):
             scatter_rows(out, index, values)
     scatter_rows(out, index, transposed)
     assert torch.equal(out, expected)

@@ -92,7 +92,7 @@ def test_no_run_and_no_grid_reaches_into_the_next_sample():
     ]
     surplus = picture([5, *[image] * 4, 5], "a", [(1, 4, 4)] * 2, [1, 1])
     lacking = picture([*[image] * 4, 6, *[image] * 4], "b", [(1, 4, 4)], [0])
-    with pytest.raises(LayoutError, match=r"1 runs of image tokens, 2 grids.*MM107"):
+    with pytest.raises(LayoutError, match=r"1 runs of image tokens, but 2 grids.*MM107"):
         batch_positions([surplus, lacking], family)
     with pytest.raises(LayoutError, match=r"first without one is \[5, 9\).*MM104"):
         batch_positions([a, lacking], family)

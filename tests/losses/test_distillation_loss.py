@@ -229,7 +229,7 @@ def test_wrong_arguments_of_the_loss_are_named():
     for keywords, says in (
         ({"logprobs": logprobs["7B"]}, "logprobs is of type Tensor"),
         ({"teachers": teachers["7B"]}, "teachers is of type ScoredSupport"),
-        ({"logprobs": {"7B": logprobs["7B"]}}, "logprobs are of '7B', teachers are '7B', 'maths'"),
+        ({"logprobs": {"7B": logprobs["7B"]}}, "logprobs are of '7B', but the teachers are '7B', 'maths'"),
         ({"logprobs": dict.fromkeys(teachers, logprobs["7B"])}, "logprobs['maths'] has shape"),
         ({"weights": {"7B": 1.0}}, "weights lacks 'maths'"),
         ({"weights": {"7B": 1.0, "maths": float("nan")}}, "weights['maths'] is nan"),

@@ -112,7 +112,7 @@ def test_an_empty_sample_is_a_row_of_padding(side):
 def test_wrong_arguments(options, message):
     with pytest.raises(mp.ArgumentError, match=message):
         mp.pad([full_sample()], **options)
-    with pytest.raises(mp.ArgumentError, match="pad: no samples"):
+    with pytest.raises(mp.ArgumentError, match="pad: samples is empty"):
         mp.pad([])
 
 

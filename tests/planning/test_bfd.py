@@ -95,7 +95,7 @@ def test_sizes_of_no_item_and_no_size():
 
 
 def test_an_item_over_a_capacity_is_named():
-    with pytest.raises(PlanError, match=r"sizes\[1\] is 11, the capacity is 10"):
+    with pytest.raises(PlanError, match=r"sizes\[1\] is 11, but the capacity is 10"):
         best_fit_decreasing([3, 11], 10)
     with pytest.raises(PlanError, match=r"sizes\[0\] is \[3, 9\]"):
         best_fit_decreasing(np.array([[3, 9]]), (10, 8))

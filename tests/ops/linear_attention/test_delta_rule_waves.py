@@ -156,5 +156,5 @@ def test_the_invariant_mode(machine, monkeypatch):
     monkeypatch.setattr(invariance, "_depth", 1)
     assert choose.choose(torch.device("cpu"), torch.bfloat16) == "torch"
     for dtype in (torch.bfloat16, torch.float32):
-        with pytest.raises(BackendError, match=r"leave mmpack.invariant"):
+        with pytest.raises(BackendError, match=r"leave batch_invariant"):
             choose.choose(CUDA, dtype)
