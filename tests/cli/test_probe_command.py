@@ -34,7 +34,7 @@ def test_a_saved_record_is_a_side(tmp_path):
     assert other.returncode == 1, other.stderr
     assert json.loads(other.stdout)["about_b"]["dtype"] == "float32"
     unlike = call_mmpack("probe", str(path), f"{TINY}?seed=1")
-    assert unlike.returncode == 2 and "other tokens" in unlike.stderr
+    assert unlike.returncode == 2 and "different tokens" in unlike.stderr
 
 
 def test_a_trace_with_drawn_pixels(tmp_path):

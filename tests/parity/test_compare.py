@@ -249,7 +249,9 @@ def test_not_samples():
 
 @pytest.mark.parametrize(("given", "name"), [((None, []), "rollout"), (([], 3), "train")])
 def test_not_even_a_list(given, name):
-    with pytest.raises(mp.ArgumentError, match=rf"compare: {name} is (NoneType|int)\. Fix: "):
+    with pytest.raises(
+        mp.ArgumentError, match=rf"compare: {name} is (NoneType|int), expected .*\. Fix: "
+    ):
         compare(*given)
 
 

@@ -169,7 +169,7 @@ def test_routes_that_the_engine_left_out_are_those_of_the_turn_before():
         ArgumentError, match=r"records\[1\]: routed_experts begin at token 4, .+ Fix: "
     ):
         read(calls)  # the row of the last sampled token is in neither
-    with pytest.raises(ArgumentError, match=r"routed_experts end at token 1, the answer at 4"):
+    with pytest.raises(ArgumentError, match=r"routed_experts end at token 1, but the answer at 4"):
         read([Record([1, 2], [3, 4], routed_experts=routes_of([1]))])
 
 

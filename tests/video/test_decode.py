@@ -232,7 +232,7 @@ def test_a_picture_of_another_size():
                         packet.pts = packet.dts = packet.pts + 160 * part
                         packet.stream = stream
                         out.mux(packet)
-    with pytest.raises(VideoError, match=r"frame 5 is 160×96, others are 128×96. Fix: "):
+    with pytest.raises(VideoError, match=r"frame 5 is 160×96, but others are 128×96. Fix: "):
         decode(file.getvalue(), [1, 5])
     with pytest.raises(VideoError, match="Fix: "):  # the decoder itself refuses the larger one
         decode(file.getvalue(), [5], limits=Limits(max_pixels=128 * 96))
