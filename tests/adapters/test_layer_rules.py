@@ -267,7 +267,9 @@ def test_windows_that_a_config_asks_for(family_name):
                 assert (found - wanted).abs().max() <= TOLERANCES["layouts"].value
             plans = model_inputs(mp.pack(samples), model)["attention_plan"]
     assert isinstance(plans, LayerPlans) and any(plan.windowed for plan in plans.plans)
-    with pytest.raises(mp.ModelError, match="Fix: use a model with full attention in all layers"):
+    with pytest.raises(
+        mp.ModelError, match="Fix: use a model with full, causal attention in all layers"
+    ):
         kv_bytes_per_token(model)
 
 
