@@ -40,7 +40,8 @@ all("details").forEach(e => e.open = true);
 const named = e => e.getAttribute("aria-label") || e.closest("[aria-hidden=true]");
 const scrolls = all("body *").filter(e => e.scrollWidth > e.clientWidth + 1
   && ["auto", "scroll"].includes(w.getComputedStyle(e).overflowX));
-const moved = scrolls.map(e => { e.focus(); e.scrollLeft = 40; return d.activeElement === e && e.scrollLeft > 0; });
+const moved = scrolls.map(e => { e.focus(); e.scrollLeft = 40;
+  return e.getAttribute("tabindex") === "0" && d.activeElement === e && e.scrollLeft > 0; });
 return { overflow: root.scrollWidth - root.clientWidth, scrolls: scrolls.length,
   unreached: scrolls.filter((e, k) => !moved[k] && !e.querySelector("a[href], [tabindex='0']"))
     .map(e => e.outerHTML.slice(0, 80)),

@@ -76,7 +76,10 @@ def zoom(pair: Pair, at: int, what: str, decode: Decode | None) -> Markup:
         cells = [tag("th", side.name)]
         cells += [_cell(side, of, i, unlike[i - start], what, decode) for i in indices]
         rows.append(tag("tr", *cells))
-    return tag("div", tag("table", *rows, class_="mm-zoom"), class_="wide")
+    options = {"class_": "wide", "tabindex": "0", "role": "group"}
+    return tag(
+        "div", tag("table", *rows, class_="mm-zoom"), aria_label=f"tokens around {at}", **options
+    )
 
 
 def around(pair: Pair, at: int, decode: Decode | None) -> Markup:

@@ -33,6 +33,7 @@ color:var(--fg);background:none}
 .mmpack mark{background:none;color:var(--bad);font-weight:700}
 .mmpack .mm-rows td{min-width:6.5em}.mmpack .mm-rows td:last-child{min-width:16em}
 .mmpack .mm-rows td:nth-child(2){min-width:4em}
+@media(max-width:560px){.mmpack td:first-child:has(+td .mm-bar){min-width:8em}.mmpack .mm-bar{width:80px}}
 @media(min-width:560px){.mmpack td:first-child{white-space:nowrap}}
 .mmpack .mm-key{display:flex;flex-wrap:wrap;gap:.2rem 1rem;color:var(--soft);font-size:.85rem;margin:.5rem 0}
 .mmpack .mm-key svg{width:1em;height:1em;vertical-align:-.15em;margin-right:.3em}
