@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCALE = 2  # pixels per unit
 STEP = 800  # units by which the sheet grows
 TALLEST = 16_000  # units
-PLAIN = {"×": "x", "→": "->", "–": "-", "⇥": " "}
+PLAIN = {"×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
 DASH = (6.0, 4.0)
 
 Point = tuple[float, float]
