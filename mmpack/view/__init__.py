@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from mmpack.deprecated import renamed_argument
 from mmpack.errors import ArgumentError, MissingExtraError, kind_of
 from mmpack.parity.report import ParityReport
 from mmpack.planning.planned import Plan
@@ -134,7 +133,6 @@ def _kind(what: Plan | Batch) -> str:
     return "a plan" if isinstance(what, Plan) else "a batch"
 
 
-@renamed_argument("samples", "what", since="0.3.0", removed="0.5.0")
 def png(
     what: ParityReport | Plan | Batch | Iterable[Sample],
     media_root: str | os.PathLike[str] | None = None,

@@ -118,7 +118,7 @@ def test_the_font_has_every_letter_of_what_pages_say():
     assert escaped == set()
 
 
-def test_options_of_another_kind_and_the_old_name():
+def test_options_of_another_kind():
     for what, options in (
         (drawn.planned(), {"limit": 3}),
         (drawn.packed(), {"tokenizer": ord}),
@@ -129,5 +129,3 @@ def test_options_of_another_kind_and_the_old_name():
             mp.view.png(what, **options)
     with pytest.raises(ArgumentError, match="title is of type int"):
         mp.view.png(drawn.planned(), title=3)
-    with pytest.warns(mp.DeprecatedWarning, match="write what="):
-        assert mp.view.png(samples=drawn.answers(1, 1)).startswith(b"\x89PNG")
