@@ -16,14 +16,22 @@ def check_are_tensors(what: str, optional: Collection[str] = (), **tensors: Any)
     """Raise ArgumentError for all but dense tensors; those in `optional` may be None."""
     for name, x in tensors.items():
         if not (isinstance(x, Tensor) or (x is None and name in optional)):
-            # a type that must not become a tensor says what to do instead
-            instead = getattr(type(x), "instead_of_a_tensor", f"pass torch.as_tensor({name})")
-            fix = "pass a tensor" if x is None else instead
-            raise ArgumentError(f"{what}: {name} is {kind_of(x)}, expected a tensor. Fix: {fix}")
+            raise ArgumentError(
+                f"{what}: {name} is {kind_of(x)}, expected a tensor. Fix: {_fix(name, x)}"
+            )
         if x is not None and x.layout is not torch.strided:
             raise ArgumentError(
                 f"{what}: {name} is a tensor of layout {x.layout}, expected a dense one. Fix: pass {name}.to_dense()"
             )
+
+
+def _fix(name: str, x: Any) -> str:
+    if x is None:
+        return "pass a tensor"
+    if isinstance(x, list | tuple) and any(isinstance(value, str) for value in x):
+        return f"number its texts, then pass torch.as_tensor({name})"
+    # a type that must not become a tensor says what to do instead
+    return getattr(type(x), "instead_of_a_tensor", f"pass torch.as_tensor({name})")
 
 
 def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError, BackendError, kind_of
 from mmpack.families import Family, get_family
 from mmpack.notebook import Drawn
 from mmpack.ops.attention import AttentionPlan
@@ -54,6 +54,8 @@ class LossIndex:
 @dataclass(kw_only=True, repr=False)
 class Batch(LossIndex, Drawn):
     """What packed and padded batches have in common."""
+
+    instead_of_a_tensor: ClassVar[str] = "pass a column of the batch, such as batch.cu_loss"
 
     family: str
     input_ids: torch.Tensor  # int64, [T] or [B, S]
@@ -124,8 +126,12 @@ class Batch(LossIndex, Drawn):
         """The batch with every tensor on `device`; the layout that hosts need stays where it is.
 
         Raises ArgumentError where `visible_until` or `visible_from` is no longer what `attention_plan` was made of,
-        before the move.
+        before the move, and for what is not a device.
         """
+        if not isinstance(device, torch.device | str | int):
+            raise ArgumentError(
+                f"to: device is {kind_of(device)}, expected a device. Fix: pass 'cuda'; a batch keeps its dtypes"
+            )
         return self._with_tensors("to", device, non_blocking=non_blocking)
 
     def pin_memory(self) -> Any:

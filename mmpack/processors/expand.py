@@ -240,7 +240,7 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
     if found != wanted:
         raise LayoutError(
             f"processor: the ids have placeholders for {found}, but the media are {wanted}. "
-            "Fix: pass one placeholder per medium, in order (expanded ids: expanded=True)",
+            "Fix: pass one placeholder per medium, in order, outside the loss spans (expanded ids: expanded=True)",
             "MM107" if len(found) < len(wanted) else "MM104",
         )
 

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import io
 import os
+import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Pillow reads many more, some by running other programs
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PICTURE = "picture"  # in Medium.metadata: format, transparency and thumbnail, by which parity knows a picture again
 THUMBNAIL = 8  # cells per side
 ORIENTATION = 0x0112  # EXIF tag
@@ -170,6 +172,10 @@ def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, 
 def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, str]:
     """`root / path`, a file that is there, and that path from the root on, links resolved. Raises: ArgumentError."""
     shown = ascii(str(path)[:80])
+    if _URL.match(str(path)):
+        raise ArgumentError(
+            f"{where}: {shown} is a URL, and mmpack fetches nothing. Fix: pass the bytes, or a path below media_root"
+        )
     if root is None:
         raise ArgumentError(
             f"{where}: {shown} is a path, but there is no media_root. "

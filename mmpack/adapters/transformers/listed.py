@@ -46,8 +46,8 @@ def packed_listed_logprobs(
     """
     whole = unwrap(model, WHAT)
     head = heads.head_of(whole)
-    read = _reader(head, batch, temperature, entropy, memory_budget, heads.logit_cap(whole))
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
+    read = _reader(head, batch, temperature, entropy, memory_budget, heads.logit_cap(whole))
     if not (is_parallel(model) or is_sharded(whole)):
         return _parts(read(whole.model(**inputs).last_hidden_state), batch, entropy)
 

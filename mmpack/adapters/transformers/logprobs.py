@@ -95,8 +95,8 @@ def packed_logprobs(
     head = head_of(whole)
     split = row_split(batch, model, sequence_group, "packed_logprobs")
     own = batch if split is None else split.own_loss(batch)
-    read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
     inputs = inputs_of(batch, model, vision, features, max_patches, split)
+    read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
     if not (is_parallel(model) or is_sharded(whole)):
         return _gathered(read(whole.model(**inputs).last_hidden_state), split)
 

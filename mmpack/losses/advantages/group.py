@@ -188,10 +188,15 @@ def _check_column(name: str, rewards: Any, group_index: Any, num_tokens: Any) ->
     )
     fits = rewards.ndim == 1 and rewards.shape == group_index.shape
     if not (fits and rewards.is_floating_point() and _are_integers(group_index)):
+        fix = "pass one reward per sample, and the number of its group"
+        if fits:  # only a dtype is wrong
+            fix = (
+                f"pass {name}.float()" if _are_integers(group_index) else "pass group_index.long()"
+            )
         raise ArgumentError(
             f"group_advantages: {name} has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
             f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
-            "Fix: pass one reward per sample, and the number of its group"
+            f"Fix: {fix}"
         )
     if rewards.device != group_index.device:
         raise ArgumentError(

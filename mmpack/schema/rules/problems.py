@@ -67,6 +67,8 @@ def validate(samples: Sample | Iterable[Sample]) -> list[Problem]:
     """
     if isinstance(samples, Sample):
         samples = [samples]
+    if isinstance(samples, str | bytes):
+        return [Problem("MM003", "samples", "", "is a text, expected Samples, as of mp.read_trace")]
     found: list[Problem] = []
     at = 0
     seen = Trajectories()
