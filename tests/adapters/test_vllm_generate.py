@@ -119,7 +119,7 @@ def test_a_picture_that_the_trainer_has_brings_its_hash_alone(engine, server):
     first = server.render(shown(picture(1)), **SAMPLING)
     second = server.render(shown(picture(1), text="And now?"), **SAMPLING, mm_payload="none")
     assert second["features"]["kwargs_data"] is None
-    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: pass store="):
+    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: pass a store="):
         from_render([second], engine.processor, store=store)
     a, b = from_render([first, second], engine.processor, store=store)
     assert a.media[0].cache_key == b.media[0].cache_key and len(store) == 1

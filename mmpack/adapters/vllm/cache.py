@@ -8,7 +8,7 @@ from typing import Any
 from mmpack.adapters.processed_media import GRIDS
 from mmpack.errors import ArgumentError, BackendError
 
-FIX = "cached=cached_media(llm), or inputs of render_cmpl(prompts, skip_mm_cache=True)"
+FIX = "pass cached=cached_media(llm), or inputs of render_cmpl(prompts, skip_mm_cache=True)"
 
 
 def cached_media(llm: Any) -> Mapping[str, Any]:
