@@ -418,11 +418,11 @@ def test_an_engine_that_ran_other_prompts_is_named(pair, rows, change, cause, mo
 def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch):
     packed = pair[0][1]
     ids = torch.ones(1, 3, dtype=torch.long)
-    with pytest.raises(ModelError, match="pixel_attention_mask has no place"):
+    with pytest.raises(ModelError, match="pixel_attention_mask is not supported"):
         packed._get_per_token_logps_and_entropies(
             packed.model, ids, ids, 1, pixel_attention_mask=torch.ones(1)
         )
-    with pytest.raises(ModelError, match="auxiliary loss has no place"):
+    with pytest.raises(ModelError, match="auxiliary loss is not supported"):
         packed._get_per_token_logps_and_entropies(packed.model, ids, ids, 1, compute_aux_loss=True)
     dropped = micro_batch | {"pixel_values": None, "image_grid_thw": None, "num_images": None}
     with pytest.raises(LayoutError, match="dropped_image"):

@@ -246,7 +246,7 @@ def test_report(hopper, monkeypatch):
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "varlen")
     assert SEQUENCES.report(hopper)[1:] == ("varlen", "MMPACK_TOWER_ATTENTION=varlen")
     _, backend, why = SEQUENCES.report(torch.device("cpu"))
-    assert backend is None and "varlen needs a CUDA device, not cpu. Fix: MMPACK_TOWER" in why
+    assert backend is None and "varlen needs a CUDA device, not cpu. Fix: set MMPACK_TOWER" in why
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def why_not_fla(
     if key_dim > MOST_KEYS:
         return f"keys have {key_dim} dimensions, it takes {MOST_KEYS}", FIX
     if invariance.is_on():
-        return "its bits may depend on the batch", "leave mmpack.invariant, or run on a CPU"
+        return "its bits may depend on the batch", "leave batch_invariant, or run on a CPU"
     if installed_version("fla-core") is None:
         return "fla-core is not installed", f"pip install 'mmpack[fla]', or {FIX}"
     if gradients and _refuses_backward(device):
