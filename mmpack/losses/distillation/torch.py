@@ -43,9 +43,14 @@ def pointwise(a: Tensor, b: Tensor, options: Options) -> tuple[Tensor, Tensor]:
         value = _times(p, a - b)
         return value, value + p
     beta = options.beta
-    middle = torch.logaddexp(a + math.log1p(-beta), b + math.log(beta))
+    middle = _log_add(a + math.log1p(-beta), b + math.log(beta))
     own = (1 - beta) * _times(p, a - middle)
     return own + beta * _times(q, b - middle), own
+
+
+def _log_add(x: Tensor, y: Tensor) -> Tensor:
+    """log(exp x + exp y). torch.logaddexp rounds otherwise behind the last full vector."""
+    return torch.maximum(x, y) + (x - y).abs().neg().exp().log1p()
 
 
 def _times(p: Tensor, x: Tensor) -> Tensor:
