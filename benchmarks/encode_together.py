@@ -1,186 +1,217 @@
-"""A step whose pictures lie on one rank: each rank encodes its own, or all encode them together.
+"""A step whose pictures lie on few ranks: as its samples come, planned, and with pictures encoded together.
 
-Each rank has two packs of text; the packs of rank 0 have pictures, too. Seconds of a step, forward and backward, of the
-slowest rank (median), and the patches that each rank encodes. Before, losses of both ways must agree.
+    python benchmarks/encode_together.py
+    python benchmarks/encode_together.py --tiny --ranks 2   # on a CPU, by gloo: what is checked, not how fast it is
 
-    torchrun --nproc-per-node 2 benchmarks/encode_together.py [--device cuda] [--model small|3b|7b] [--out FILE.json]
-
-On a CPU (gloo) with a small model, on GPUs with NCCL. The model is in DistributedDataParallel, or sharded by FSDP2
-(`--shard`).
+The plan balances rows and patches at once; where pictures are encoded together, it balances rows, and the exchange
+patches. Seconds of a step, forward and backward of all packs, of the slowest rank. The loss and the norm of all
+gradients must be the same in all three ways.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import time
 from collections.abc import Callable
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
+import gpu
+import several
 import torch
-import transformers
-from features import FAMILY, MODELS, build
 from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_together, in_step, packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
-from mmpack.layout.fingerprint import cache_key
-from mmpack.schema.media import Medium
-from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan
+from mmpack.bench.models import MODELS, build
+from mmpack.bench.workloads import WORKLOADS, draw, tiny
+
+NAME = "encode_together"
+PICTURE = 1200  # tokens of a prompt with one picture of 896 × 896
+SAMPLES = 8  # of a rank
+REPEATS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--model", choices=MODELS, default="small")
-    parser.add_argument("--pictures", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--shard", action="store_true")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    device = torch.device("cpu")
-    if args.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    model = wrapped(build(args.model, device), args.shard, device)
-    packs = packs_of(args.model, rank, args.pictures, device)
-    step = in_step(model, packs)
-    ways: dict[str, Callable[[], tuple[float, int]]] = {
-        "apart": lambda: apart(model, step.packs),
-        "together": lambda: together(model, step.packs),
-    }
-    rows = {name: measured(run, args.repeats, device) for name, run in ways.items()}
-    losses = [row["loss"] for row in rows.values()]
-    if abs(losses[0] - losses[1]) > 1e-2 * max(1.0, abs(losses[0])):
-        raise SystemExit(f"encode_together: the losses are {losses}, and must agree")
-    report = {
-        "benchmark": "encode_together",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "model": f"{FAMILY.name}, {args.model}",
-        "ranks": ranks,
-        "how": "FSDP2" if args.shard else "DistributedDataParallel",
-        "rows": rows,
-        "ratio": rows["apart"]["seconds"] / rows["together"]["seconds"],
-    }
-    if rank == 0:
-        text = json.dumps(report, indent=1)
-        print(text)
-        if args.out:
-            args.out.write_text(text + "\n")
-    distributed.destroy_process_group()
+    options = gpu.arguments(
+        NAME,
+        model={"choices": sorted(MODELS), "default": "qwen2.5-vl-3b"},
+        layers={"type": int, "help": "of the decoder, fewer than the model's own"},
+        ranks={"type": int, "help": "processes; as many as there are GPUs unless given"},
+        tiny={"action": "store_true", "help": "smoke's model of the family and small packs"},
+    )
+    several.measured(NAME, measure, options)
 
 
-def wrapped(model: Any, shard: bool, device: torch.device) -> Any:
-    if not shard:
-        ids = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+def measure(device: torch.device, options: Any) -> several.Rows:
+    rows = []
+    for size, group in several.groups().items():
+        if size > 1 and distributed.get_rank() < size:
+            for wrap in (data_parallel, sharded):
+                model = wrap(build(options.model, device, options.layers, options.tiny), group)
+                for skew, make in SKEWS.items():
+                    rows += steps(model, skew, make(size, options, model), group, device)
+                del model
+        distributed.barrier()
+    return rows
 
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+
+def data_parallel(model: Any, group: Any) -> Any:
+    ids = [model.device.index] if model.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=ids, process_group=group)
+
+
+def sharded(model: Any, group: Any) -> Any:
+    mesh = DeviceMesh.from_group(group, model.device.type)
     for unit in (*decoder_layers(model), *tower_blocks(model), model):
         fully_shard(unit, mesh=mesh)
     return model
 
 
-def packs_of(name: str, rank: int, pictures: int, device: torch.device) -> list[mp.PackedBatch]:
-    """Two packs; rank 0's have `pictures` in all, one a sample."""
-    out = []
-    for half in range(2):
-        count = pictures // 2
-        samples = [sample_of(name, f"r{rank}/{half}/{k}", picture=rank == 0) for k in range(count)]
-        out.append(mp.pack(samples).to(device))
+def one_sample(ranks: int, options: Any, model: Any) -> list[list[mp.Sample]]:
+    """As many rows on each rank; those of the first are one sample, with a picture for every prompt of text."""
+    count = SAMPLES // 2 * ranks
+    [first] = drawn(options, model, "a", media=count, prompt=PICTURE * count)
+    out = [[first]]
+    for rank in range(1, ranks):
+        texts = drawn(options, model, f"t{rank}", media=0, prompts=4 * count)
+        while sum(map(len, texts)) > len(first):
+            texts.pop()
+        out.append(texts)
     return out
 
 
-def sample_of(name: str, sample: str, picture: bool) -> Sample:
-    """A prompt, with a picture of its own or without, and a response; ids and pixels are drawn."""
-    side, prompt, response = MODELS[name][1]
-    rng = np.random.default_rng(list(sample.encode()))
-    ids, media, spans = [], [], []
-    if picture:
-        content, grid = sha256(sample.encode()).hexdigest(), (1, side, side)
-        medium = Medium(
-            media_id=sample,
-            modality="image",
-            cache_key=cache_key(content, grid, {}),
-            grid_thw=grid,
-            num_tokens=FAMILY.vision_tokens(grid),
-            content_hash=content,
-            size=(side * FAMILY.patch_size,) * 2,
-        )
-        pixels = rng.standard_normal((side * side, FAMILY.patch_dim), dtype=np.float32)
-        medium.pixel_values = torch.from_numpy(pixels)
-        ids = [FAMILY.vision_start_id, *[FAMILY.image_token_id] * medium.num_tokens]
-        ids.append(FAMILY.vision_end_id)
-        media, spans = [medium], [ModalitySpan(1, 1 + medium.num_tokens, "image", 0)]
-    ids += rng.integers(0, 150_000, prompt).tolist()
-    loss = [LossSpan(len(ids), len(ids) + response, "response")]
-    ids += rng.integers(0, 150_000, response).tolist()
-    return Sample(sample, sample, FAMILY.name, np.array(ids), media, spans, loss)
+def a_quarter(ranks: int, options: Any, model: Any) -> list[list[mp.Sample]]:
+    """Samples of as many rows, of which the first quarter has a picture each."""
+    count = SAMPLES * ranks
+    samples = drawn(options, model, "a", prompts=count // 4)
+    samples += drawn(options, model, "t", media=0, prompts=count - count // 4)
+    return [samples[SAMPLES * rank : SAMPLES * (rank + 1)] for rank in range(ranks)]
 
 
-def loss_of(model: Any, pack: Any, **kwargs: Any) -> torch.Tensor:
-    return packed_logprobs(model, pack, **kwargs).sum() / 100
+SKEWS = {
+    "all pictures in one sample": one_sample,
+    "pictures in a quarter of the samples": a_quarter,
+}
 
 
-def apart(model: Any, packs: list[Any]) -> tuple[float, int]:
-    """Each rank encodes what its packs have. Its loss, and the patches that its tower ran."""
-    total, ran = 0.0, 0
+def drawn(options: Any, model: Any, name: str, **asked: int) -> list[mp.Sample]:
+    """One response of 900 tokens to each prompt; names of their own."""
+    workload = replace(WORKLOADS["geo"], responses=1, shortest=900, longest=900)
+    workload = replace(workload, **{"prompts": 1, **asked})
+    if options.tiny:
+        small = tiny(workload)
+        prompt = 200 * workload.prompt // PICTURE
+        workload = replace(small, responses=1, prompts=workload.prompts, prompt=prompt)
+    samples, _ = draw(workload, MODELS[options.model].family, next(model.parameters()).dtype)
+    return [
+        replace(s, sample_id=f"{name}{s.sample_id}", group_id=f"{name}{s.group_id}")
+        for s in samples
+    ]
+
+
+def steps(
+    model: Any, skew: str, come: list[list[mp.Sample]], group: Any, device: torch.device
+) -> several.Rows:
+    """A row for each way."""
+    rank, ranks = distributed.get_rank(group), len(come)
+    samples = [s for own in come for s in own]
+    most = max(max(map(len, samples)), sum(map(len, come[-1])) // 2 + 1)
+    config = getattr(model, "module", model).config
+    both = mp.planning.cost_model(config)
+    text = replace(both, patch=0, frame_pair=0, tile_pair=0)
+
+    def packs_of(plan: mp.Plan, given: list[mp.Sample], mine: list[int]) -> list[Any]:
+        bins = [[given[i] for i in plan.bins[b]] for b in mine]
+        packs = [mp.pack(b) if b else mp.idle_batch(config.model_type) for b in bins]
+        return in_step(model, [pack.to(device) for pack in packs], group=group).packs
+
+    own = mp.plan(come[rank], max_tokens=most)
+    by_both = mp.plan(samples, max_tokens=most, ranks=ranks, cost=both)
+    by_text = mp.plan(samples, max_tokens=most, ranks=ranks, cost=text)
+    packs = packs_of(by_text, samples, by_text.ranks[rank])
+    given = {"plan": by_text, "samples": samples, "group": group}
+    ways = {
+        "as they come": (packs_of(own, come[rank], own.ranks[0]), None),
+        "planned": (packs_of(by_both, samples, by_both.ranks[rank]), None),
+        "pictures encoded together": (packs, given),
+    }
+    out: several.Rows = []
+    for way, (packs, given) in ways.items():
+        how = "FSDP2" if model is getattr(model, "module", model) else "DistributedDataParallel"
+        several.tell(device, f"{skew}, {how}, {way}: {ranks} ranks")
+        row: dict[str, Any] = {"section": skew, "how": how, "ranks": ranks, "way": way}
+        loss, patches = step(model, packs, given)
+        row |= spread("patches", patches, group, device)
+        row |= spread("rows", sum(len(p.input_ids) for p in packs), group, device)
+        row |= {"loss": summed(loss, group, device), "gradient_norm": norm(model, group)}
+        row["seconds"] = several.seconds(partial(step, model, packs, given), REPEATS, device, group)
+        out.append(row)
+        row["times_as_fast"] = out[0]["seconds"] / row["seconds"]
+        bound = 1e-4 if device.type == "cpu" else 1e-2  # float32, bf16
+        for name in ("loss", "gradient_norm"):
+            off = abs(row[name] / out[0][name] - 1)
+            gpu.require(off <= bound, f"{name}, {skew}, {how}, {way}: {row[name]}, off by {off}")
+    return out
+
+
+def step(model: Any, packs: list[Any], together: dict[str, Any] | None) -> tuple[float, int]:
+    """This rank's loss, and the patches that its tower ran."""
+    model.zero_grad(set_to_none=True)
     with attach(model):
-        for pack in packs:
-            loss = loss_of(model, pack)
-            loss.backward()
-            total += float(loss.detach())
-            ran += pack.stats["patches_encoded"]
-    return total, ran
+        if together is None:
+            loss = run(model, packs)
+            return loss, sum(p.stats["patches_encoded"] for p in packs)
+        with encode_together(model, packs, **together) as features:
+            loss = run(model, packs, features=features)
+        return loss, features.patches[distributed.get_rank(together["group"])]
 
 
-def together(model: Any, packs: list[Any]) -> tuple[float, int]:
-    total = 0.0
-    with attach(model), encode_together(model, packs) as features:
-        for pack in packs:
-            loss = loss_of(model, pack, features=features)
-            loss.backward()
-            total += float(loss.detach())
-    return total, features.patches[distributed.get_rank()]
+def run(model: Any, packs: list[Any], **given: Any) -> float:
+    """Forward and backward of each; gradients are reduced after the last."""
+    total = torch.zeros((), device=packs[0].device)
+    for pack in packs:
+        reduced = pack is packs[-1]
+        if isinstance(model, DistributedDataParallel):
+            model.require_backward_grad_sync = reduced
+        else:
+            model.set_requires_gradient_sync(reduced)
+        # by ids: the same in any pack
+        share = torch.cos(pack.loss_targets.float())
+        loss = (packed_logprobs(model, pack, **given) * share).sum() / 100
+        loss.backward()
+        total += loss.detach()
+    return float(total)
 
 
-def measured(
-    run: Callable[[], tuple[float, int]], repeats: int, device: torch.device
-) -> dict[str, Any]:
-    """Median seconds of the slowest rank, the loss of all ranks, patches of each rank."""
-    seconds = []
-    for turn in range(repeats + 1):  # the first one warms up
-        distributed.barrier()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        loss, patches = run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        took = torch.tensor(time.perf_counter() - start, device=device)
-        distributed.all_reduce(took, distributed.ReduceOp.MAX)
-        if turn:
-            seconds.append(float(took))
-    total = torch.tensor(loss, device=device)
-    distributed.all_reduce(total)
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, patches)
-    return {"seconds": statistics.median(seconds), "loss": float(total), "patches": found}
+def spread(name: str, own: int, group: Any, device: torch.device) -> dict[str, float]:
+    """The most of all ranks, and their mean."""
+    most = reduced(own, group, device, distributed.ReduceOp.MAX)
+    mean = summed(own, group, device) / distributed.get_world_size(group)
+    return {f"{name}_most": int(most), f"{name}_mean": int(mean)}
+
+
+def summed(own: float, group: Any, device: torch.device) -> float:
+    return reduced(own, group, device, distributed.ReduceOp.SUM)
+
+
+def reduced(own: float, group: Any, device: torch.device, how: Any) -> float:
+    value = torch.tensor(own, dtype=torch.float64, device=device)
+    distributed.all_reduce(value, how, group=group)
+    return float(value)
+
+
+def norm(model: Any, group: Any) -> float:
+    """Of all gradients; of the mean over ranks."""
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    whole = [g for g in found if not hasattr(g, "to_local")]
+    parts = [g.to_local() for g in found if hasattr(g, "to_local")]
+    square: Callable[[Any], float] = lambda gs: sum(float(g.double().square().sum()) for g in gs)  # noqa: E731
+    device = next(model.parameters()).device
+    return (square(whole) + summed(square(parts), group, device)) ** 0.5
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from charts import heads, host, layers, losses, rows
+from charts import heads, host, layers, losses, ranks, rows
 from charts.draw import Chart
 
 # By the name of a report; `step` has rows of another kind (step.py).
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
+    "encode_together": ranks.together,
     "gather_rows": rows.gathers,
     "host": host.host,
     "invariant": layers.invariant,
@@ -26,6 +27,7 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "rewards": losses.rewards,
     "scale": host.scale,
     "selected_logprobs": heads.of_logits,
+    "sequence_parallel": ranks.sequence_parallel,
     "support": heads.kept_ids,
     "teachers": heads.teachers,
     "video_decode": host.video,

@@ -133,7 +133,7 @@ def test_text_is_on_the_paper_and_apart(name):
 
 
 def test_every_report_has_a_chart_and_every_page_begins_with_it():
-    assert set(RENDER.CHARTS) == set(RESULTS)
+    assert set(RESULTS) <= set(RENDER.CHARTS)
     for name in [*RESULTS, "step"]:
         page = (RENDER.ROOT / RENDER.OPS / f"{name}.md").read_text(encoding="utf-8")
         assert page.splitlines()[2].endswith(f"]({name}.svg)")
