@@ -10,6 +10,7 @@ gradients must be the same in all three ways.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -55,6 +56,7 @@ def measure(device: torch.device, options: Any) -> several.Rows:
                 for skew, make in SKEWS.items():
                     rows += steps(model, skew, make(size, options, model), group, device)
                 del model
+                gc.collect()  # DistributedDataParallel holds itself
         distributed.barrier()
     return rows
 

@@ -1,10 +1,10 @@
-"""packed_logprobs of DistributedDataParallel, two ranks on the CPU: gradients of the whole model in one process."""
+"""packed_logprobs of DistributedDataParallel, two ranks: gradients of the whole model in one process."""
 
 import pytest
 import torch
 from support.models import smallest_qwen2_5_vl, with_pixels
+from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
@@ -20,16 +20,19 @@ def batches():
     video = [make_sample([("video", (2, 4, 4), "f"), ("response", range(5))], "f")]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
     unscored = [make_sample([("text", range(4))], "c")]
-    return [
+    own = [
         [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(with_pixels(video))],
         [mp.pack(texts), mp.pack(unscored)],
     ]
+    return [[batch.to(here()) for batch in of_rank] for of_rank in own]
 
 
 def loss_of(model, batch, entropy):
     values = packed_logprobs(model, batch, entropy=entropy)
     logprobs, entropies = values if entropy else (values, values * 0)
-    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+    return (
+        logprobs * torch.linspace(-1, 1, len(logprobs), device=here())
+    ).sum() + entropies.sum() / 3
 
 
 # tied head, find_unused_parameters, use_reentrant (None: no gradient checkpointing), entropies
@@ -37,29 +40,26 @@ QUICK = [(True, False, False, False), (False, True, False, True)]
 MORE = [(True, True, None, True), (False, False, True, False)]
 
 
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("settings", [QUICK, pytest.param(MORE, marks=pytest.mark.slow)])
-def test_two_ranks_are_one_process(tmp_path, settings):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous"), settings), nprocs=2)
+def test_two_ranks_are_one_process(tmp_path, settings, on):
+    spawned(check_all, 2, tmp_path, settings, on=on)
 
 
-def run(rank, ranks, rendezvous, settings):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def check_all(rank, ranks, settings):
     for own in settings:
         check(rank, ranks, *own)
-    distributed.destroy_process_group()
 
 
 def check(rank, ranks, tied, unused, reentrant, entropy):
-    whole = smallest_qwen2_5_vl(tied)
+    whole = smallest_qwen2_5_vl(tied).to(here())
     with attach(whole):
         sum(loss_of(whole, b, entropy) / ranks for own in batches() for b in own).backward()
-    wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    del whole
+    named = dict(whole.named_parameters())
+    wanted = {name: torch.zeros_like(p) for name, p in named.items()} | gradients_of(whole)
+    del whole, named
 
-    model = smallest_qwen2_5_vl(tied).train()
+    model = smallest_qwen2_5_vl(tied).to(here()).train()
     if reentrant is not None:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     parallel = DistributedDataParallel(model, find_unused_parameters=unused)
@@ -74,10 +74,7 @@ def check(rank, ranks, tied, unused, reentrant, entropy):
             loss = loss_of(parallel, second, entropy)
         loss.backward()
         assert not is_attached(parallel)
-        for name, parameter in model.named_parameters():
-            expected = wanted.get(name, torch.zeros_like(parameter))
-            off = (parameter.grad - expected).norm()
-            assert off <= 1e-5 * expected.norm() + 1e-7, (name, tied, unused, reentrant)
+        assert_gradients(model, wanted, (tied, unused, reentrant))
     with torch.no_grad(), attach(parallel):
         alone = packed_logprobs(model, first)
         assert torch.equal(packed_logprobs(parallel, first), alone)

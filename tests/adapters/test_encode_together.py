@@ -3,16 +3,9 @@
 import pytest
 import torch
 from support.models import small_model, with_pixels
+from support.ranks import assert_gradients, gradients_of, here, logprob_bound, spawned
 from support.samples import make_sample
-from support.unlike_ranks import (
-    check,
-    frozen_words,
-    loss_of,
-    sharded,
-    spawned,
-    unlike_step,
-    wrapped,
-)
+from support.unlike_ranks import frozen_words, loss_of, sharded, unlike_step, wrapped
 from torch import distributed
 
 import mmpack as mp
@@ -48,12 +41,12 @@ def samples_of(family):
 
 def packs_of(samples):
     """Two micro-batches, or one."""
-    return [mp.pack(part) for part in (samples[:2], samples[2:]) if part]
+    return [mp.pack(part).to(here()) for part in (samples[:2], samples[2:]) if part]
 
 
 def one_process(family, ranks, dtype=torch.float32):
     """Gradients of the mean over ranks, and the sum of the losses."""
-    model, total = frozen_words(small_model(family)).to(dtype), 0.0
+    model, total = frozen_words(small_model(family)).to(here(), dtype), 0.0
     packs = [pack for own in samples_of(family)[:ranks] for pack in packs_of(own)]
     with attach(model), encode_once(model, packs) as features:
         for pack in packs:
@@ -69,9 +62,10 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("family", "ranks"), CASES)
-def test_ranks_are_one_process(tmp_path, family, ranks):
-    spawned(run, ranks, tmp_path, family)
+def test_ranks_are_one_process(tmp_path, family, ranks, on):
+    spawned(run, ranks, tmp_path, family, on=on)
 
 
 def run(rank, ranks, family):
@@ -86,7 +80,7 @@ def run(rank, ranks, family):
         with attach(model), encode_together(model, packs, **given) as features:
             encoded = sum(rows)
             total = run_packs(model, packs, features)
-        check(model, wanted, told=how)
+        assert_gradients(model, wanted, how)
         distributed.all_reduce(total)
         assert abs(float(total) - loss) <= 1e-5 * max(1, abs(loss)), how
         # each medium once, over all ranks, as evenly as its sizes allow; the packs ran no tower
@@ -117,12 +111,12 @@ def planned(family, rank, ranks):
     plan = mp.plan(samples, max_tokens=200, max_samples=2, ranks=ranks)
     bins = [plan.bins[b] for b in plan.ranks[rank]]
     packs = [mp.pack([samples[i] for i in b]) if b else mp.idle_batch(family) for b in bins]
-    return packs, {"plan": plan, "samples": samples, "media": store}
+    return [pack.to(here()) for pack in packs], {"plan": plan, "samples": samples, "media": store}
 
 
 def run_packs(model, packs, features):
     """Forward and backward of each; the sum of the losses."""
-    total = torch.zeros(())
+    total = torch.zeros((), device=here())
     for pack in packs:
         last = pack is packs[-1]
         if hasattr(model, "require_backward_grad_sync"):
@@ -155,16 +149,15 @@ def low_precision(rank, ranks, family, exact):
         return torch.stack([(found[n].float() - g).norm() for n, g in exact.items()]).norm()
 
     alone, _ = one_process(family, ranks, torch.bfloat16)
-    model = sharded(frozen_words(small_model(family)).to(torch.bfloat16), ranks)
+    model = sharded(frozen_words(small_model(family)).to(here(), torch.bfloat16), ranks)
     packs = in_step(model, packs_of(samples_of(family)[rank])).packs
     with attach(model), encode_together(model, packs) as features:
         run_packs(model, packs, features)
-    found = {n: p.grad.full_tensor() for n, p in model.named_parameters() if p.grad is not None}
-    assert off(found) <= 1.5 * off(alone)
+    assert off(gradients_of(model)) <= 1.5 * off(alone)
 
 
 def refused(rank, ranks, family):
-    model, packs = small_model(family), packs_of(samples_of(family)[rank])
+    model, packs = small_model(family).to(here()), packs_of(samples_of(family)[rank])
     plan = mp.plan([s for own in samples_of(family) for s in own], max_tokens=400, ranks=ranks + 1)
     for given, why in (
         ({"plan": plan}, "must be passed together"),
@@ -186,7 +179,7 @@ def refused(rank, ranks, family):
         with encode_together(model, packs) as features:
             for pack in packs:
                 found = packed_logprobs(model, pack, features=features)
-                assert (found - packed_logprobs(model, pack)).abs().max() <= 1e-5
+                assert (found - packed_logprobs(model, pack)).abs().max() <= logprob_bound()
 
 
 def test_media_stay_at_home_where_they_can():

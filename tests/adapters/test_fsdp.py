@@ -1,10 +1,10 @@
-"""A transformers model under FSDP2, two ranks on the CPU: values and gradients of the whole model in one process."""
+"""A transformers model under FSDP2, two ranks: values and gradients of the whole model in one process."""
 
 import pytest
 import torch
 from support.models import spread_out, with_pixels
+from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
-from torch import distributed
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
@@ -19,34 +19,33 @@ def batches():
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
-    return mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)
+    both = mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)
+    return [batch.to(here()) for batch in both]
 
 
 def loss_of(model, batch, entropy):
     values = packed_logprobs(model, batch, vision="always", entropy=entropy)
     logprobs, entropies = values if entropy else (values, values * 0)
-    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+    return (
+        logprobs * torch.linspace(-1, 1, len(logprobs), device=here())
+    ).sum() + entropies.sum() / 3
 
 
 def made(tied):
     model = spread_out(tiny_qwen2_5_vl())
     if not tied:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    return model
+    return model.to(here())
 
 
-def test_two_ranks_are_one_process(tmp_path):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_ranks_are_one_process(tmp_path, on):
+    spawned(check_both, 2, tmp_path, on=on)
 
 
-def run(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def check_both(rank, ranks):
     check(rank, ranks, tied=True, entropy=False)
     check(rank, ranks, tied=False, entropy=True)
-    distributed.destroy_process_group()
 
 
 def check(rank, ranks, tied, entropy):
@@ -58,10 +57,10 @@ def check(rank, ranks, tied, entropy):
     attach(whole)
     expected = [loss_of(whole, batch, entropy) for batch in batches()]
     (sum(expected) / ranks).backward()
-    wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    wanted = gradients_of(whole)
 
     model, own = made(tied), batches()[rank]
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(here().type, (ranks,))
     for unit in (*model.model.language_model.layers, *model.model.visual.blocks):
         fully_shard(unit, mesh=mesh)
     low = MixedPrecisionPolicy(output_dtype=torch.bfloat16)  # of logits, not of their logprobs
@@ -69,7 +68,7 @@ def check(rank, ranks, tied, entropy):
         fully_shard(unit, mesh=mesh, mp_policy=low)
     forward = model.lm_head.forward = model.lm_head.forward  # of its own, as accelerate's hooks set
     with pytest.raises(mp.ModelError, match="the model is sharded, and its own attention"):
-        model_inputs(mp.pad([make_sample([("text", [1, 2])])]), model, vision="always")
+        model_inputs(mp.pad([make_sample([("text", [1, 2])])]).to(here()), model, vision="always")
     handle = attach(model)
     if not takes_encoded_media(model):  # transformers before 5.19
         with pytest.raises(mp.ModelError, match="newer, or put media into every batch"):
@@ -80,10 +79,7 @@ def check(rank, ranks, tied, entropy):
         loss = loss_of(model, own, entropy)
         loss.backward()
         torch.testing.assert_close(loss, expected[rank], atol=1e-5, rtol=1e-5)
-        for name, parameter in model.named_parameters():
-            if name in wanted:
-                off = (parameter.grad.full_tensor() - wanted[name]).norm()
-                assert off <= 1e-5 * wanted[name].norm() + 1e-7, name
+        assert_gradients(model, wanted)
     assert own.stats["patches_encoded"] == (4 if rank else 24)
     assert vars(model.lm_head)["forward"] is forward
 

@@ -1,4 +1,4 @@
-"""FSDP2 in mixed precision with gradient checkpointing, on the CPU: as exact as one process in bf16, beside float64."""
+"""FSDP2 in mixed precision with gradient checkpointing: as exact as one process in bf16, beside float64."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from support.models import (
     smallest_qwen2_5_vl,
     with_pixels,
 )
+from support.ranks import here, spawned
 from support.samples import make_sample
-from torch import distributed
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach
@@ -45,13 +45,18 @@ def added(parts):
     return total
 
 
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_are_as_exact_as_one_process(tmp_path, ranks):
+def test_ranks_are_as_exact_as_one_process(tmp_path, ranks, on):
     low = smallest_qwen2_5_vl(tied=False).to(LOW)
     samples = samples_of(ranks)
     values, gradients = exact(low, [s for own in samples for s in own])
+    low.to(on)
     with attach(low):
-        one = [logprobs_and_gradients(low, mp.pack(own, share_prefix=True)) for own in samples]
+        one = [
+            logprobs_and_gradients(low, mp.pack(own, share_prefix=True).to(on)) for own in samples
+        ]
+    one = [(v.cpu(), {n: g.cpu() for n, g in found.items()}) for v, found in one]
     wanted = {
         "values": values.split([sum(s.num_loss_tokens for s in own) for own in samples]),
         "gradients": gradients,
@@ -60,43 +65,41 @@ def test_ranks_are_as_exact_as_one_process(tmp_path, ranks):
     }
     assert 1e-3 < wanted["apart"] < 2e-2  # that of bf16
     torch.save(wanted, tmp_path / "wanted.pt")
-    torch.multiprocessing.spawn(run, (ranks, tmp_path), nprocs=ranks)
+    spawned(run, ranks, tmp_path, tmp_path, on=on)
 
 
 def run(rank, ranks, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks
-    )
     wanted = torch.load(folder / "wanted.pt")
     for reentrant in (False, True):
         check(rank, ranks, reentrant, wanted)
-    distributed.destroy_process_group()
 
 
 def check(rank, ranks, reentrant, wanted):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    model = smallest_qwen2_5_vl(tied=False).train()
+    model = smallest_qwen2_5_vl(tied=False).to(here()).train()
     with torch.no_grad():  # weights that bf16 has too
         for parameter in model.parameters():
             parameter.copy_(parameter.to(LOW))
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:  # such checkpoints need an input with a gradient
         model.enable_input_require_grads()
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(here().type, (ranks,))
     policy = MixedPrecisionPolicy(param_dtype=LOW, reduce_dtype=torch.float32)
     for unit in (*decoder_layers(model), *tower_blocks(model), model.lm_head, model):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-    batch = mp.pack(samples_of(ranks)[rank], share_prefix=True)
+    batch = mp.pack(samples_of(ranks)[rank], share_prefix=True).to(here())
     share = TOLERANCES["parameter_gradient_vs_separate"].value
     with attach(model):
         values, gradients = logprobs_and_gradients(model, batch, vision="always")
     assert values.dtype == torch.float32
+    values = values.cpu()
     off, apart = ((v - wanted["values"][rank]).norm() for v in (values, wanted["one"][rank]))
     assert off <= share * apart, (reentrant, off, apart)
-    found = {n: g.full_tensor() * ranks for n, g in gradients.items() if n in wanted["gradients"]}
+    found = {
+        n: g.full_tensor().cpu() * ranks for n, g in gradients.items() if n in wanted["gradients"]
+    }
     assert all(g.dtype == torch.float32 for g in found.values())
     off = relative_difference(found, wanted["gradients"])
     assert off <= share * wanted["apart"], (reentrant, off, wanted["apart"])

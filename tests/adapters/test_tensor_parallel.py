@@ -1,4 +1,4 @@
-"""packed_logprobs of models that torch's tensor parallel splits, on CPUs: values and gradients of one process.
+"""packed_logprobs of models that torch's tensor parallel splits: values and gradients of one process.
 
 Layers by columns and rows, the head by vocabulary; by `parallelize_module` and by transformers' own plan; with FSDP2.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.models import spread_out, with_pixels
+from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
-from torch import distributed
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mmpack as mp
@@ -44,11 +44,13 @@ def template():
 
 
 def made(tied=False, bias=False):
-    model = copy.deepcopy(template())
+    model = copy.deepcopy(template()).to(here())
     if tied:
         model.lm_head.weight = model.get_input_embeddings().weight
     if bias:
-        model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, model.lm_head.out_features))
+        model.lm_head.bias = torch.nn.Parameter(
+            torch.linspace(-1, 1, model.lm_head.out_features, device=here())
+        )
     return model
 
 
@@ -57,12 +59,15 @@ def batches():
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
-    return [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)]
+    both = mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)
+    return [batch.to(here()) for batch in both]
 
 
 def loss_of(model, batch):
     logprobs, entropies = packed_logprobs(model, batch, vision="always", entropy=True)
-    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+    return (
+        logprobs * torch.linspace(-1, 1, len(logprobs), device=here())
+    ).sum() + entropies.sum() / 3
 
 
 def in_one_process(model, own):
@@ -70,23 +75,14 @@ def in_one_process(model, own):
     with attach(model):
         losses = [loss_of(model, batch) for batch in own]
         (sum(losses) / len(own)).backward()
-    named = model.named_parameters()
-    return losses, {n: p.grad for n, p in named if p.grad is not None}
+    return losses, gradients_of(model)
 
 
 def assert_same(model, loss, wanted_loss, wanted, where):
     torch.testing.assert_close(
         loss, wanted_loss, atol=1e-5, rtol=1e-5, msg=lambda m: f"{where}: {m}"
     )
-    seen = 0
-    for name, parameter in model.named_parameters():
-        if name in wanted:
-            found = parameter.grad
-            found = found.full_tensor() if hasattr(found, "full_tensor") else found
-            off = (found - wanted[name]).norm()
-            assert off <= 1e-5 * wanted[name].norm() + 1e-7, (where, name)
-            seen += 1
-    assert seen == len(wanted)
+    assert_gradients(model, wanted, where)
 
 
 def split_layers(model, mesh):
@@ -101,27 +97,20 @@ def split_layers(model, mesh):
         parallelize_module(layer, mesh, {name: style() for name, style in plan.items()})
 
 
-def test_two_ranks_are_one_process(tmp_path):
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_ranks_are_one_process(tmp_path, on):
     made().save_pretrained(tmp_path / "model")
-    torch.multiprocessing.spawn(run, (2, tmp_path, check_two), nprocs=2)
+    spawned(check_two, 2, tmp_path, tmp_path, on=on)
 
 
 @pytest.mark.slow
-def test_beside_fsdp2(tmp_path):
-    torch.multiprocessing.spawn(run, (4, tmp_path, check_four), nprocs=4)
-
-
-def run(rank, ranks, folder, check):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=ranks
-    )
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
-    check(rank, ranks, folder)
-    distributed.destroy_process_group()
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_beside_fsdp2(tmp_path, on):
+    spawned(check_four, 4, tmp_path, on=on)
 
 
 def check_two(rank, ranks, folder):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
@@ -130,7 +119,7 @@ def check_two(rank, ranks, folder):
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(here().type, (ranks,))
     batch = batches()[0]
     (wanted_loss,), wanted = in_one_process(made(), [batch])
 
@@ -205,13 +194,13 @@ def check_two(rank, ranks, folder):
         head_shards.refuse_split(model.lm_head)
 
 
-def check_four(rank, ranks, folder):
+def check_four(rank, ranks):
     """FSDP2 over pairs of ranks, each of which is tensor parallel; each pair has a batch of its own."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(here().type, (2, 2), mesh_dim_names=("data", "tensor"))
     losses, wanted = in_one_process(made(), batches())
     for units in ("layers", "head too"):
         model = made()

@@ -10,8 +10,9 @@ from support.models import (
     weights_of,
     with_pixels,
 )
+from support.ranks import gradient_bound, gradients_of, here, logprob_bound, spawned
 from support.samples import make_sample
-from support.unlike_ranks import frozen_words, spawned
+from support.unlike_ranks import frozen_words
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 import mmpack as mp
 from mmpack.adapters.transformers import attach, in_step, packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
-from mmpack.contracts import TOLERANCES
 
 pytestmark = pytest.mark.slow
 NAME = "qwen2_5_vl"
@@ -33,22 +33,25 @@ def batches():
     pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
     texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
     more = make_sample([("text", range(4)), ("response", range(5))], "c")
-    return [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack([more])], [mp.pack(texts)]
+    first = mp.pack(with_pixels(pictures), share_prefix=True)
+    own = [first, mp.pack([more])], [mp.pack(texts)]
+    return [[batch.to(here()) for batch in of_rank] for of_rank in own]
 
 
-def test_a_mesh_of_two_by_two_is_one_process(tmp_path):
-    spawned(check_mesh, 4, tmp_path)
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_mesh_of_two_by_two_is_one_process(tmp_path, on):
+    spawned(check_mesh, 4, tmp_path, on=on)
 
 
 def check_mesh(rank, ranks):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
-    whole = small_model(NAME)
+    mesh = init_device_mesh(here().type, (2, 2), mesh_dim_names=("dp", "sp"))
+    whole = small_model(NAME).to(here())
     with attach(whole):
         for batch in (batch for own in batches() for batch in own):
             (packed_logprobs(whole, batch) * weights_of(batch)).sum().backward()
     wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
     for wrap in (data_parallel, sharded):
-        model = small_model(NAME).train()
+        model = small_model(NAME).to(here()).train()
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model = wrap(model, mesh)
         own = batches()[mesh.get_local_rank("dp")]
@@ -64,13 +67,9 @@ def check_mesh(rank, ranks):
 
 
 def check(model, wanted, where):
-    found = {n.removeprefix("module."): full(p.grad) for n, p in model.named_parameters()}
+    found = gradients_of(model)
     error = relative_difference({name: found[name] for name in wanted}, wanted)
-    assert error <= TOLERANCES["parameter_gradient_floor"].value, (where, error)
-
-
-def full(gradient):
-    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+    assert error <= gradient_bound(), (where, error)
 
 
 def data_parallel(model, mesh):
@@ -84,26 +83,28 @@ def sharded(model, mesh):
     return model
 
 
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", [CLIPS, SOUNDS])
-def test_sharded_towers_run_as_often_on_both_ranks(tmp_path, name):
+def test_sharded_towers_run_as_often_on_both_ranks(tmp_path, name, on):
     """Clips or sounds of unlike lengths, of which each rank has others: unlike numbers of calls."""
-    spawned(check_towers, 2, tmp_path, name)
+    spawned(check_towers, 2, tmp_path, name, on=on)
 
 
 def check_towers(rank, ranks, name):
-    batch = mp.pack(some_samples(name) if name == SOUNDS else clips(), share_prefix=True)
-    whole = frozen_words(small_model(name))
+    samples = some_samples(name) if name == SOUNDS else clips()
+    batch = mp.pack(samples, share_prefix=True).to(here())
+    whole = frozen_words(small_model(name)).to(here())
     with attach(whole):
         values, wanted = logprobs_and_gradients(whole, batch)
-    model = frozen_words(small_model(name))
+    model = frozen_words(small_model(name)).to(here())
     heard = model.model.audio_tower.layers if name == SOUNDS else []
     for unit in (*decoder_layers(model), *tower_blocks(model), *heard, model):
-        fully_shard(unit, mesh=init_device_mesh("cpu", (ranks,)))
+        fully_shard(unit, mesh=init_device_mesh(here().type, (ranks,)))
     with attach(model):
         group = torch.distributed.group.WORLD
         logprobs = packed_logprobs(model, batch, sequence_group=group)
         ((logprobs * weights_of(batch)).sum() * ranks).backward()
-    torch.testing.assert_close(logprobs, values, rtol=0, atol=TOLERANCES["layouts"].value)
+    torch.testing.assert_close(logprobs, values, rtol=0, atol=logprob_bound())
     check(model, wanted, name)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from support.models import small_model, with_pixels
+from support.ranks import assert_gradients, here
 from support.samples import make_sample
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
@@ -18,8 +16,6 @@ from mmpack.adapters.transformers import attach, in_step, packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.families import get_family
-
-BOUND = 1e-5  # of the norm of a gradient
 
 
 def samples_of(family: str) -> list[list[list[Any]]]:
@@ -54,30 +50,12 @@ def loss_of(model: Any, batch: Any, **kwargs: Any) -> torch.Tensor:
     return (values * weights).sum()
 
 
-def spawned(run: Callable[..., None], ranks: int, tmp_path: Any, *args: Any) -> None:
-    rendezvous = str(tmp_path / "rendezvous")
-    torch.multiprocessing.spawn(_run, (run, ranks, rendezvous, args), nprocs=ranks)
-
-
-def _run(rank: int, run: Callable[..., None], ranks: int, rendezvous: str, args: Any) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=ranks,
-        timeout=datetime.timedelta(seconds=240),  # of ranks that wait for ever
-    )
-    run(rank, ranks, *args)
-    distributed.destroy_process_group()
-
-
 def sharded(model: Any, ranks: int, blocks: bool = True) -> Any:
     """By FSDP2: layers, blocks of the tower, and the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = init_device_mesh(here().type, (ranks,))
     for unit in (*decoder_layers(model), *(tower_blocks(model) if blocks else ()), model):
         fully_shard(unit, mesh=mesh)
     return model
@@ -92,7 +70,7 @@ def frozen_words(model: Any) -> Any:
 
 def wrapped(family: str, how: str, ranks: int, dtype: torch.dtype = torch.float32) -> Any:
     """A tiny model as a framework has it; `frozen`: DDP's, of a tower that is not trained."""
-    model = frozen_words(small_model(family)).to(dtype)
+    model = frozen_words(small_model(family)).to(here(), dtype)
     if how == "fsdp":
         return sharded(model, ranks)
     if how == "frozen":
@@ -103,23 +81,12 @@ def wrapped(family: str, how: str, ranks: int, dtype: torch.dtype = torch.float3
 
 def wanted_of(family: str, ranks: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Gradients of one process, of the mean over ranks."""
-    model = frozen_words(small_model(family)).to(dtype)
+    model = frozen_words(small_model(family)).to(here(), dtype)
     with attach(model):
         for packs in samples_of(family)[:ranks]:
             for samples in packs:
-                (loss_of(model, mp.pack(samples)) / ranks).backward()
+                (loss_of(model, mp.pack(samples).to(here())) / ranks).backward()
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-
-def check(model: Any, wanted: dict[str, Any], most: float = BOUND, told: Any = "") -> None:
-    for name, p in model.named_parameters():
-        name = name.removeprefix("module.")
-        if not p.requires_grad or name not in wanted:
-            continue
-        assert p.grad is not None, (name, told)
-        found = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-        off = (found.float() - wanted[name].float()).norm()
-        assert off <= most * wanted[name].float().norm() + 1e-7, (name, told, off)
 
 
 def unlike_step(rank: int, ranks: int, family: str, hows: tuple[str, ...]) -> None:
@@ -128,7 +95,7 @@ def unlike_step(rank: int, ranks: int, family: str, hows: tuple[str, ...]) -> No
     own = samples_of(family)[rank]
     for how in hows:
         model = wrapped(family, how, ranks)
-        step = in_step(model, [mp.pack(samples) for samples in own])
+        step = in_step(model, [mp.pack(samples).to(here()) for samples in own])
         assert len(step.packs) == 2 and step.total_samples == 7
         assert step.total_tokens == 3 + 4 + 2 + 5 + 3 * 6
         with attach(model):
@@ -136,7 +103,7 @@ def unlike_step(rank: int, ranks: int, family: str, hows: tuple[str, ...]) -> No
                 last = pack is step.packs[-1]
                 with contextlib.nullcontext() if how == "fsdp" or last else model.no_sync():
                     loss_of(model, pack).backward()
-        check(model, wanted, told=how)
+        assert_gradients(model, wanted, how)
         first, second = (pack.stats["patches_encoded"] for pack in step.packs)
         assert second == 0  # no rank has a medium there
         assert (first > 0) == (bool(step.packs[0].media) or how == "fsdp"), (rank, how)

@@ -1,6 +1,11 @@
-"""The chain on several ranks: tensor-parallel and FSDP2 beside one process, by gloo on the CPU."""
+"""The chain on several ranks: tensor-parallel and FSDP2 beside one process, by gloo on the CPU, and by NCCL."""
+
+import json
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from mmpack.bench.chain import Options, chain
 from mmpack.probe.chain.stages import STAGES
@@ -47,3 +52,21 @@ def test_one_tree_for_any_number_of_ranks():
     rows = [r for r in report.rows if r.axis == TP and r.direction != "weights" and not r.not_run]
     assert {r.axis for r in report.rows} == {"alone", TP}
     assert len(rows) == 3 * 2 * len(STAGES) and all(r.equal and r.allowed == 0 for r in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_on_gpus(tmp_path, ranks, dtype):
+    """Under torchrun, over NCCL."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    asked = f"--device cuda --dtype {dtype} --axis sequence_parallel --axis fsdp --tp {ranks}"
+    out = tmp_path / "chain.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), "-m", "mmpack", "probe", "chain"]
+    subprocess.run([*command, *asked.split(), "--json", "--out", str(out)], check=True)
+    report = json.loads(out.read_text())
+    assert report["ok"] and not report["left_out"]
+    split = {(r["axis"], r["value"]) for r in report["rows"] if r["direction"] == "backward"}
+    assert {(TP, str(ranks)), ("sequence_parallel", str(ranks))} <= split
