@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from charts import heads, host, layers, losses, rows
+from charts import heads, host, layers, losses, rows, steps
 from charts.draw import Chart
 
 # By the name of a report; `step` has rows of another kind (step.py).
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
+    "features": steps.features,
+    "first_step": steps.first_step,
     "gather_rows": rows.gathers,
     "host": host.host,
     "invariant": layers.invariant,
     "linear_attention": layers.linear_attention,
     "linear_selected_logprobs": heads.fused,
     "linear_selected_logprobs_ranks": heads.ranks,
+    "loader": steps.loader,
     "pack_video": rows.patches,
     "parity_speed": host.parity,
     "policy_loss": losses.policy,
@@ -28,5 +31,6 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "selected_logprobs": heads.of_logits,
     "support": heads.kept_ids,
     "teachers": heads.teachers,
+    "tower_attention": steps.towers,
     "video_decode": host.video,
 }

@@ -141,7 +141,7 @@ def watch_inductor(what: str) -> Iterator[None]:
 
 
 def compiled_so_far() -> int:
-    """Kernels of Triton (once `watch_triton` was called) and of FlashAttention-4, graphs of torch: compiled, not loaded."""
+    """Kernels of Triton (once it is watched) and FlashAttention-4, and torch's graphs: compiled here, not loaded."""
     return PROGRESS.count + sum(1 for _ in _flash_attn_4_folder().rglob("*.o")) + _graphs_compiled()
 
 

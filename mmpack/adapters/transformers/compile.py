@@ -194,7 +194,7 @@ def _no_view(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _of_one_block(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of a vision block with its own plan alone: so windows and whole pictures look alike, and share a graph."""
+    """Keywords of a vision block with its own plan alone: windows and whole pictures look alike, and share a graph."""
     plans, lengths = kwargs.get(TOWER_KEYWORD), kwargs.get("cu_seqlens")
     plan = None if plans is None or lengths is None else plans.of(lengths)
     if plan is None:
