@@ -4,23 +4,20 @@ A frozen tower: old and reference logprobs, then two epochs of forward and backw
 one: one forward and backward of each micro-batch. Prompts of one picture; a prompt's samples lie in two micro-batches.
 The figures are medians of seconds a step, patches that the tower ran, and ratios; before, both ways must agree.
 
-    python benchmarks/features.py [--device cuda] [--model small|3b|7b] [--out FILE.json]
+Without a GPU the model is small, rows are printed and nothing is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import gpu
 import numpy as np
 import torch
-import transformers
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
@@ -54,32 +51,27 @@ MODELS: dict[str, tuple[Shape, tuple[int, int, int]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", choices=MODELS, default="small")
-    parser.add_argument("--prompts", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    device = torch.device(args.device)
+    cuda = torch.cuda.is_available()
+    args = gpu.arguments(
+        "features",
+        model={"choices": MODELS, "default": "3b" if cuda else "small"},
+        prompts={"type": int, "default": 2},
+        repeats={"type": int, "default": 3},
+    )
+    device = torch.device("cuda" if cuda else "cpu")
     model = build(args.model, device)
     packs = [p.to(device) for p in make_packs(args.model, args.prompts)]
-    rows = [frozen(model, packs, args.repeats), trained(model, packs, args.repeats)]
-    report = {
-        "benchmark": "features",
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    of_all = {
         "model": f"Qwen2.5-VL, {args.model}",
         "micro_batches": len(packs),
         "patches_a_micro_batch": packs[0].stats["patches"],
-        "rows": rows,
     }
-    text = json.dumps(report, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    rows = [of_all | way(model, packs, args.repeats) for way in (frozen, trained)]
+    if cuda:
+        gpu.write(args.out, "features", {}, rows)
+        return
+    for row in rows:
+        print(json.dumps(row))
 
 
 def frozen(model: Any, packs: list[mp.PackedBatch], repeats: int) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""What the first steps of a process cost: in a fresh process with empty caches of kernels, then in one with full ones.
+"""What the first steps of a process cost: in a fresh process with empty caches of kernels, then in ones with full ones.
 
 Each process imports, makes a model of real widths (random weights, bf16) and takes four steps, forward and backward, on
-packs of other lengths each. Printed per process: seconds of each part, and what was compiled or loaded in it.
+packs of other lengths each: with eager layers, then with compiled ones, and then with `compile_ahead` before them, on a
+pack of made-up responses. Printed per process: seconds of each part, and what was compiled or loaded in it. Without a
+GPU, with Liger's layers or a profile nothing is written.
 
-usage: first_step.py --size 3b --layers 4 [--compile] [--liger] [--profile]
+usage: first_step.py [--size 3b] [--layers 4] [--compile | --no-compile] [--liger] [--profile]
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,8 @@ from typing import Any
 
 START = time.perf_counter()
 STEPS = 4
+KINDS = ("eager", "compiled")  # of layers
+RESULT = Path(__file__).parent / "results" / "first_step.json"
 CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -36,15 +41,71 @@ def main() -> None:
     options = parsed()
     if options.child:
         return run(options)
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {name: str(Path(folder) / part) for name, part in CACHES.items()}
-        for state in ("cold", "warm"):
-            begun = time.perf_counter()
-            command = [sys.executable, __file__, *sys.argv[1:], "--child", state]
-            code = subprocess.call(command, env=os.environ | caches)
-            whole = time.perf_counter() - begun
-            size = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
-            report("process", state=state, rc=code, seconds=round(whole, 2), cache_mb=size >> 20)
+    kinds = ("eager", "compiled") if options.compile is None else (KINDS[options.compile],)
+    rows = []
+    for layers in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {name: str(Path(folder) / part) for name, part in CACHES.items()}
+            states = ("empty", "full", "ahead") if layers == "compiled" else ("empty", "full")
+            rows += [process(layers, state, caches, Path(folder)) for state in states]
+    write(options, rows)
+
+
+def process(layers: str, state: str, caches: dict[str, str], folder: Path) -> dict[str, Any]:
+    """One process with these caches, whose parts are printed as they come; its row."""
+    begun = time.perf_counter()
+    compiled = "--compile" if layers == "compiled" else "--no-compile"
+    command = [sys.executable, __file__, *sys.argv[1:], compiled, "--child", state]
+    parts = []
+    with subprocess.Popen(
+        command, env=os.environ | caches, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("{"):
+                parts.append(json.loads(line))
+    whole = time.perf_counter() - begun
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    report("process", layers=layers, state=state, seconds=round(whole, 2), cache_mb=size >> 20)
+    if child.returncode:
+        sys.exit(f"first_step: the process with {layers} layers ended with {child.returncode}")
+    return row_of(layers, state, parts)
+
+
+def row_of(layers: str, state: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the first step of a process took more than the others, by the parts that it printed."""
+    first, *others = [part for part in parts if part["part"].startswith("step ")]
+    usual = statistics.median(part["seconds"] for part in others)
+    row = {
+        "layers": layers,
+        "caches": "empty" if state == "empty" else "full",
+        "first_seconds": first["seconds"],
+        "others_seconds": usual,
+        "more_seconds": first["seconds"] - usual,
+        "kernels_compiled": first["triton_compiled"],
+        "graphs": int(first["more"].get("stats unique_graphs", 0)),
+    }
+    ahead = [part for part in parts if part["part"] == "ahead"]
+    return row | ({"ahead_seconds": ahead[0]["seconds"]} if ahead else {})
+
+
+def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """The report, on a GPU, of all layers; torch is loaded here, after the processes."""
+    import gpu
+    import torch
+
+    if (
+        not torch.cuda.is_available()
+        or options.liger
+        or options.profile
+        or options.compile is not None
+    ):
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        return
+    of_all = {"model": f"Qwen2.5-VL, {options.size}", "decoder_layers": options.layers}
+    gpu.write(options.out, "first_step", {}, [of_all | row for row in rows])
 
 
 def parsed() -> argparse.Namespace:
@@ -57,7 +118,12 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, default=4, help="of the decoder")
     parser.add_argument("--blocks", type=int, default=4, help="of the tower")
-    parser.add_argument("--compile", action="store_true", help="compile_layers")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compile_layers, or only without; both by default",
+    )
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--liger", action="store_true", help="Liger's kernels in the layers")
     parser.add_argument("--tower", default="auto", help="what attach does with the tower")
     parser.add_argument("--checkpoint", action=argparse.BooleanOptionalAction, default=True)
@@ -95,6 +161,11 @@ def run(options: argparse.Namespace) -> None:
             mmpack.adapters.transformers.compile_layers(model)
     seen = Compiled()
     with mmpack.adapters.transformers.attach(model, tower=options.tower):
+        if options.child == "ahead":
+            with timed("ahead", device):
+                made_up = mp.pack(samples(STEPS, options.size), share_prefix=True).to(device)
+                mmpack.adapters.transformers.compile_ahead(model, made_up, old_logprobs=False)
+            seen.take()
         for i in range(STEPS):
             with timed("pack", device):
                 batch = mp.pack(samples(i, options.size), share_prefix=True).to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from charts import heads, host, layers, losses, ranks, rows
+from charts import heads, host, layers, losses, ranks, rows, steps
 from charts.draw import Chart
 
 # By the name of a report; `step` has rows of another kind (step.py).
@@ -13,12 +13,15 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
     "encode_together": ranks.together,
+    "features": steps.features,
+    "first_step": steps.first_step,
     "gather_rows": rows.gathers,
     "host": host.host,
     "invariant": layers.invariant,
     "linear_attention": layers.linear_attention,
     "linear_selected_logprobs": heads.fused,
     "linear_selected_logprobs_ranks": heads.ranks,
+    "loader": steps.loader,
     "pack_video": rows.patches,
     "parity_speed": host.parity,
     "policy_loss": losses.policy,
@@ -30,5 +33,6 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "sequence_parallel": ranks.sequence_parallel,
     "support": heads.kept_ids,
     "teachers": heads.teachers,
+    "tower_attention": steps.towers,
     "video_decode": host.video,
 }

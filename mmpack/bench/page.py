@@ -25,10 +25,10 @@ PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [
 
 Every row is first held to float32, one sample at a time: on three samples, the error of its logprobs and gradients may
 be 1.5 × that of the padded bf16 batch. Seconds are the median of at least two steps after the first; *first* is the
-first of its peer in a process. *Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention
-(forward, recomputation, backward) take at the rate of cuBLAS's product in the same run. What a peer computes beyond
-need, padding or a prompt once more, is part of its own work. Recomputation counts whole, though torch leaves out each
-layer's last product. Memory that runs out is a row.
+first of its peer in a process, and *compiles* stands beside it where caches on disk lacked kernels. *Ideal* is the time
+that the FLOPs of linear layers, head, tower and visible attention (forward, recomputation, backward) take at the rate
+of cuBLAS's product in the same run. What a peer computes beyond need, padding or a prompt once more, is part of its own
+work. Recomputation counts whole, though torch leaves out each layer's last product. Memory that runs out is a row.
 """
 LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs
 encode one for each of their samples. So compare rows of this table with each other alone. `liger` is the padded batch
@@ -152,7 +152,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.0f} GB"
     return [
         *_names(row),
-        *(f"{row[name]:.2f}" for name in ("seconds", "first_seconds")),
+        f"{row['seconds']:.2f}",
+        f"{row['first_seconds']:.2f}" + ", compiles" * bool(row.get("compiled_in_first")),
         peak,
         *(f"{row[name]:,.0f}" for name in ("rows", "patches", "tokens_per_second")),
         *(f"{row[name]:.2f}" for name in ("ideal_seconds", "of_ideal")),

@@ -18,6 +18,7 @@ from mmpack.bench.ranks import of_this_run, summed
 from mmpack.bench.work import step_flops
 from mmpack.bench.workloads import WORKLOADS, draw, tiny
 from mmpack.errors import ArgumentError, ModelError, check_name, installed_version
+from mmpack.ops import first_use
 from mmpack.progress import progress
 
 FULL = "out of memory"
@@ -165,13 +166,18 @@ def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
     """The first step, the check, then the steps that count."""
     want, allowed = case.hold_to()
     job, model = case.job, case.build()
+    if job.device.type == "cuda":
+        first_use.watch_triton()
     with peer.prepared(model):
+        compiled = first_use.compiled_so_far()
         first = timing.seconds_of(lambda: timing.take_step(model, job, peer), job.device)
+        compiled = first_use.compiled_so_far() - compiled
         error = agreement.distance(agreement.result(model, job, peer), want)
         if not error.within(allowed, model.lm_head.weight.dtype):
             return {"did_not_run": WRONG, **_checked(error, allowed)}
         steps = timing.timed_steps(model, job, peer, options.repeats)
         row = _figures(model, job, peer, steps, case.rate) | {"first_seconds": first}
+        row |= {"compiled_in_first": compiled}
         row |= _checked(error, allowed)
         if options.profile:
             from mmpack.bench.profile import profiled
@@ -249,8 +255,9 @@ def _said(row: dict[str, Any]) -> str:
     if "did_not_run" in row:
         return str(row["did_not_run"])
     memory = f", {row['peak_bytes'] / 1e9:.1f} GB" if row["peak_bytes"] else ""
+    compiled = f", {row['compiled_in_first']} kernels compiled" * bool(row["compiled_in_first"])
     return (
-        f"{row['seconds']:.3g} s (first {row['first_seconds']:.3g} s), {row['rows']:,} rows, "
+        f"{row['seconds']:.3g} s (first {row['first_seconds']:.3g} s{compiled}), {row['rows']:,} rows, "
         f"{row['patches']:,} patches{memory}, {row['of_ideal']:.0%} of the ideal"
     )
 

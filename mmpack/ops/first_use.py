@@ -20,6 +20,7 @@ from mmpack.progress import on_terminal
 
 logger = logging.getLogger("mmpack")
 QUIET = 2.0  # seconds without another kernel, after which the line on a terminal ends
+FLASH_ATTN_4_CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_"  # how its variables begin
 LOOK = 0.2  # seconds between two looks at torch's counters
 
 
@@ -41,11 +42,16 @@ def flash_attn_4_interface() -> Any:
 
 @functools.cache
 def _keep_flash_attn_4() -> None:
-    variable = "FLASH_ATTENTION_CUTE_DSL_CACHE_"
-    os.environ.setdefault(f"{variable}ENABLED", "1")
-    folder = os.environ.setdefault(f"{variable}DIR", str(cache_folder() / "flash_attn_4"))
-    if not any(Path(folder).rglob("*.o")):
+    folder = _flash_attn_4_folder()
+    os.environ.setdefault(f"{FLASH_ATTN_4_CACHE}ENABLED", "1")
+    os.environ.setdefault(f"{FLASH_ATTN_4_CACHE}DIR", str(folder))
+    if not any(folder.rglob("*.o")):
         PROGRESS.say("FlashAttention-4's kernels")
+
+
+def _flash_attn_4_folder() -> Path:
+    given = os.environ.get(f"{FLASH_ATTN_4_CACHE}DIR")
+    return cache_folder() / "flash_attn_4" if given is None else Path(given)
 
 
 class Progress:
@@ -134,8 +140,15 @@ def watch_inductor(what: str) -> Iterator[None]:
             PROGRESS.say(what)
 
 
+def compiled_so_far() -> int:
+    """Kernels of Triton (once it is watched) and FlashAttention-4, and torch's graphs: compiled here, not loaded."""
+    return PROGRESS.count + sum(1 for _ in _flash_attn_4_folder().rglob("*.o")) + _graphs_compiled()
+
+
 def _graphs_compiled() -> int:
     """How many graphs inductor compiled, and did not load, in this process."""
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
     from torch._dynamo.utils import counters
 
     return sum(counters["inductor"][f"fxgraph_cache_{name}"] for name in ("miss", "bypass"))

@@ -102,8 +102,8 @@ def test_families(family):
     check(model, [pack(0, True, family, prompts=2)])
     graphs = counter.frame_count
     check(model, [pack(size, True, family, prompts) for size, prompts in ((1, 3), (3, 2))])
-    # The decoder's and the blocks'; the first block's input needs no gradient. InternVL's tower stays eager.
-    assert counter.frame_count == graphs <= 3
+    # The decoder's and the blocks'. InternVL's tower stays eager.
+    assert counter.frame_count == graphs <= 2
 
 
 @pytest.mark.slow
@@ -213,13 +213,13 @@ def test_compiling_twice_is_refused():
 
 @pytest.mark.slow
 def test_a_tower_in_one_launch(monkeypatch):
-    """Its windows and whole pictures share graphs, whatever their sizes and number; sdpa's loop is left eager."""
+    """Its windows and whole pictures share a graph, whatever their sizes and number; sdpa's loop is left eager."""
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model("qwen2_5_vl").train()
     compile_layers(model, backend=counter)
     check(model, [pack(size, True, prompts=prompts) for size, prompts in ((1, 2), (3, 2))])
     graphs = counter.frame_count
-    assert 1 < graphs <= 4
+    assert graphs == 2  # the decoder's and the blocks'
     check(model, [pack(size, True, prompts=prompts) for size, prompts in ((4, 3), (6, 2), (2, 4))])
     assert counter.frame_count == graphs
     monkeypatch.setattr(choose.Chooser, "choices", lambda *args: {torch.float32: "sdpa"})

@@ -139,6 +139,16 @@ def test_every_report_has_a_chart_and_every_page_begins_with_it():
         assert page.splitlines()[2].endswith(f"]({name}.svg)")
 
 
+def test_every_benchmark_of_a_gpu_has_a_chart():
+    """Else the page of its report can't be made, once there is one."""
+    scripts = (RENDER.RESULTS.parent).glob("*.py")
+    found = [
+        re.search(r'gpu\.arguments\(\s*"(\w+)"', s.read_text(encoding="utf-8")) for s in scripts
+    ]
+    names = {match[1] for match in found if match}
+    assert len(names) > 10 and names <= set(RENDER.CHARTS)
+
+
 def test_a_report_without_a_headline_s_row_is_named():
     with pytest.raises(ValueError, match="no row of"):
         pick.one([{"name": "a"}], name="mmpack recompute")

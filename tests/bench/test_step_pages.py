@@ -63,6 +63,12 @@ def test_targets(rows):
     share = found["shared-compiled of its ideal"]
     assert not share.met and share.found == pytest.approx(2.8 / 3.3)
     assert targets([one | {"options": {"tiny": True}} for one in rows]) == []
+    first = "seconds that the first step of shared takes more"
+    assert found[first].found == pytest.approx(1) and found[first].met
+    rows[4]["first_seconds"] = 9.0
+    assert not next(t for t in targets(rows) if t.what == first).met
+    rows[4]["compiled_in_first"] = 7  # not a machine that has run it before
+    assert [t.where for t in targets(rows) if t.what == first] == ["qwen2.5-vl-7b video"]
     rows[4]["seconds"] = 7.7
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
 
@@ -80,6 +86,8 @@ def test_pages_without_a_row(tmp_path):
 
 def test_pages_of_rows(rows, tmp_path):
     report = {"op": "step", "machines": {"GPU": {"torch": "2.11"}}, "rows": rows}
+    report["rows"][4]["compiled_in_first"] = 7
+    report["rows"][3]["compiled_in_first"] = 0
     report["rows"][4]["profile"] = {"products": 2.25, "idle": 0.125}
     (tmp_path / "step.json").write_text(json.dumps(report))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,6 +102,7 @@ def test_pages_of_rows(rows, tmp_path):
     assert (
         every.count("| qwen2.5-vl-7b |") == len(rows) + 1 and "| `shared` | 2.25 | 0.12 |" in every
     )
+    assert "| 4.00 | 5.00, compiles |" in every and "| 7.60 | 8.60 |" in every
     for name in ("docs/speed.svg", "docs/performance/step.svg"):
         for seconds in ("12.0 s", "3.30 s", "out of memory"):
             assert f">{seconds}</text>" in made[Path(name)]

@@ -102,3 +102,18 @@ def test_graphs_that_torch_compiles_are_said_and_those_it_loads_are_not(monkeypa
             time.sleep(0.01)
         assert progress.said
     assert [r.getMessage().partition(" for ")[0] for r in caplog.records] == ["compiling blocks"]
+
+
+def test_what_was_compiled_is_counted_and_what_was_loaded_is_not(monkeypatch, tmp_path):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(first_use, "PROGRESS", Progress())
+    before = first_use.compiled_so_far()
+    counters["inductor"]["fxgraph_cache_hit"] += 5
+    assert first_use.compiled_so_far() == before
+    counters["inductor"]["fxgraph_cache_miss"] += 1
+    first_use.PROGRESS.kernel("a kernel", 0.1)
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "a.o").touch()
+    assert first_use.compiled_so_far() == before + 3

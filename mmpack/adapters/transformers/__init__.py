@@ -13,6 +13,7 @@ from mmpack.adapters.transformers.attention import attach, detach, is_attached
 from mmpack.adapters.transformers.checkpointing import checkpoint_layers
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.compile import compile_layers
+from mmpack.adapters.transformers.compile_ahead import compile_ahead
 from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
@@ -35,6 +36,7 @@ __all__ = [
     "SampleCollator",
     "attach",
     "checkpoint_layers",
+    "compile_ahead",
     "compile_layers",
     "detach",
     "encode_once",

@@ -18,6 +18,7 @@ from mmpack.adapters.transformers.layer_rules import LayerPlans
 from mmpack.adapters.transformers.linear_attention import Segments, net_of
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.adapters.transformers.routes import take_routes
+from mmpack.adapters.transformers.tower_attention import TowerPlans
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.ops.attention.autocast import attended_dtype
@@ -104,6 +105,7 @@ class CompiledForward:
         self.compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _no_view(args), _of_one_block(kwargs)
         if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
             return self._eager()(*args, **kwargs)
         if self.compiled is None:
@@ -184,6 +186,20 @@ class CompiledPart(CompiledForward):
 
     def _is_one_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self.whole.packed
+
+
+def _no_view(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A view's base is part of a graph's guards: the tower's first block would have a graph of its own."""
+    return tuple(x.clone() if torch.is_tensor(x) and x._is_view() else x for x in args)
+
+
+def _of_one_block(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of a vision block with its own plan alone: windows and whole pictures look alike, and share a graph."""
+    plans, lengths = kwargs.get(TOWER_KEYWORD), kwargs.get("cu_seqlens")
+    plan = None if plans is None or lengths is None else plans.of(lengths)
+    if plan is None:
+        return kwargs
+    return kwargs | {TOWER_KEYWORD: TowerPlans(plan, None), "cu_seqlens": plan.cu_seqlens}
 
 
 def has_compiled_text(whole: Any) -> bool:
