@@ -79,7 +79,8 @@ def test_the_page_is_what_its_generator_makes():
 
 def test_no_quotes_of_joined_strings_are_left_in_help():
     """As in a docstring that is wrapped like strings that Python joins."""
-    assert '" "' not in manual.page()
+    _, _, body = manual.page().partition("\n")  # after the title's own strings
+    assert '" "' not in body
 
 
 def test_groff_has_nothing_to_say_about_the_page():
