@@ -1,7 +1,7 @@
 """What benchmarks/results/*.json gives: `python benchmarks/render.py [--check]`.
 
 docs/performance.md, a page of each report in docs/performance/ with its chart first, README's headline with
-docs/speed.svg and docs/speed.png.
+docs/speed.svg and docs/speed.png, the counts of docs/consistency.md.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ PAGE = Path("docs/performance.md")
 OPS = Path("docs/performance")  # a page of each op
 SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
 README = Path("README.md")
+CONSISTENCY = Path("docs/consistency.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
+CHAIN_BEGIN, CHAIN_END = "<!-- chain: benchmarks/render.py -->\n", "<!-- /chain -->\n"
 
 HEAD = """# Performance
 """
@@ -100,11 +102,33 @@ def made(results: Path, readme: str) -> dict[Path, str | bytes]:
     texts |= {OPS / f"{name}.svg": draw.svg(chart) for name, chart in charts.items()}
     texts[OPS / "step.md"] = _step_page(steps, results, charts.get("step"), ran)
     texts[PAGE] = _first_page(charts, rows, ran, ops)
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
     lines_of_readme = page.headline(rows, str(SVG), str(PNG), draw.WIDTH, str(PAGE))
-    texts[README] = before + begin + lines_of_readme + end + after
+    texts[README] = _between(readme, BEGIN, lines_of_readme, END)
+    if "chain" in ops:
+        whole = (ROOT / CONSISTENCY).read_text(encoding="utf-8")
+        texts[CONSISTENCY] = _between(whole, CHAIN_BEGIN, _chain(ops["chain"]), CHAIN_END)
     return texts
+
+
+def _between(text: str, begin: str, new: str, end: str) -> str:
+    """With what stands between the two lines made new."""
+    before, begin, rest = text.partition(begin)
+    _, end, after = rest.partition(end)
+    return before + begin + new + end + after
+
+
+def _chain(op: dict[str, Any]) -> str:
+    """Counts of each run, and where they ran."""
+    versions = ", ".join(f"{name} {op['versions'][name]}" for name in ("torch", "transformers"))
+    runs = [row for row in op["rows"] if row["section"] == "runs" and "did_not_run" not in row]
+    lines = [
+        f"On {op['device']} ({versions}):",
+        "",
+        "| run | rows | equal | bounded | beyond |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *("| {run} | {rows} | {equal} | {bounded} | {beyond} |".format(**row) for row in runs),
+    ]
+    return "\n".join(["", *lines, "", ""])
 
 
 def _first_page(

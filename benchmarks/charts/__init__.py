@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from charts import heads, host, layers, losses, ranks, rows, steps
+from charts import chain, heads, host, layers, losses, ranks, rows, steps
 from charts.draw import Chart
 
 # By the name of a report; `step` has rows of another kind (step.py).
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
+    "chain": chain.chain,
     "encode_together": ranks.together,
     "features": steps.features,
     "first_step": steps.first_step,

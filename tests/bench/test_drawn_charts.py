@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 from PIL import Image, ImageColor, ImageFont
-from support.benchmarks import benchmark
+from support.benchmarks import FOLDER, benchmark
 
 RENDER = benchmark("render")
 draw = sys.modules["charts.draw"]
@@ -134,6 +134,7 @@ def test_text_is_on_the_paper_and_apart(name):
 
 def test_every_report_has_a_chart_and_every_page_begins_with_it():
     assert set(RESULTS) <= set(RENDER.CHARTS)
+    assert set(RENDER.CHARTS) <= {path.stem for path in FOLDER.glob("*.py")}
     for name in [*RESULTS, "step"]:
         page = (RENDER.ROOT / RENDER.OPS / f"{name}.md").read_text(encoding="utf-8")
         assert page.splitlines()[2].endswith(f"]({name}.svg)")

@@ -77,6 +77,12 @@ def test_the_page_is_what_its_generator_makes():
     assert manual.PAGE.read_text(encoding="utf-8") == manual.page()
 
 
+def test_no_quotes_of_joined_strings_are_left_in_help():
+    """As in a docstring that is wrapped like strings that Python joins."""
+    _, _, body = manual.page().partition("\n")  # after the title's own strings
+    assert '" "' not in body
+
+
 def test_groff_has_nothing_to_say_about_the_page():
     if shutil.which("groff") is None:
         pytest.skip("no groff here")

@@ -1,0 +1,190 @@
+"""`mmpack probe chain` at real widths: all layouts on one GPU, and tensor parallelism over NCCL on 2 and 4.
+
+    python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--keep DIR] [--out FILE]
+
+Each run is a process of its own, plain and within `mmpack.invariant`. Those of one GPU run side by side, one on each
+that there is; those of ranks follow one by one. A part that is not asked for keeps its rows of the file. `--keep`:
+every row of each run, as the command gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gpu
+import torch
+
+NAME = "chain"
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = {"qwen2.5-vl": "Qwen2.5-VL", "qwen3-vl": "Qwen3-VL"}
+PARTS = ("one", "ranks")
+RANKS = (1, 2, 4)
+RUNS = "runs"  # the section of their counts
+Row = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """One call of the command. `ranks`: processes of it, 1 for the layouts of one process."""
+
+    model: str
+    invariant: bool
+    ranks: int
+    size: str = "layer"
+    dtype: str = "bfloat16"
+    device: str = "cuda"
+
+    @property
+    def name(self) -> str:
+        """A section of the report."""
+        where = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        return MODELS[self.model] + where + (", invariant" if self.invariant else "")
+
+    def command(self, out: Path) -> list[str]:
+        """On a GPU ranks are torchrun's; on a CPU the command starts them."""
+        launcher = ["-m", "mmpack"]
+        if self.ranks > 1 and self.device == "cuda":
+            launcher = ["-m", "torch.distributed.run", "--standalone",
+                        f"--nproc-per-node={self.ranks}", *launcher]  # fmt: skip
+        split = [word for n in RANKS if n <= self.ranks for word in ("--tp", str(n))]
+        return [
+            sys.executable, *launcher, "probe", "chain", "--model", self.model, "--size", self.size,
+            "--dtype", self.dtype, "--device", self.device, "--out", str(out),
+            *(split if self.ranks > 1 else []), *["--invariant"] * self.invariant,
+        ]  # fmt: skip
+
+
+def main() -> None:
+    options = gpu.arguments(
+        NAME,
+        models={"nargs": "*", "default": [*MODELS], "choices": [*MODELS]},
+        parts={"nargs": "*", "choices": PARTS, "help": "all that this machine has GPUs for"},
+        keep={"type": Path, "help": "a folder for every row of each run"},
+    )
+    cards = torch.cuda.device_count()
+    ranks = max(n for n in RANKS if n <= cards)
+    parts = options.parts or PARTS[: min(ranks, 2)]
+    if "ranks" in parts and ranks == 1:
+        sys.exit("chain: there is one GPU. Fix: use --parts one, or a machine with 2 or 4")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        keep = options.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        for part in parts:
+            count = ranks if part == "ranks" else 1
+            runs = [Run(m, mode, count) for m in options.models for mode in (False, True)]
+            # ranks have all GPUs: one run after another
+            found = measured(runs, keep, 1 if part == "ranks" else cards)
+            rows += found
+            gpu.write(options.out, NAME, {}, merged(options.out, rows))
+
+
+def merged(path: Path, rows: list[Row]) -> list[Row]:
+    """These rows, and what the file has of other sections: counts of all runs first."""
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = {row.get("run", row["section"]) for row in rows}
+    every = [r for r in before if r.get("run", r["section"]) not in new] + rows
+    return sorted(every, key=lambda row: row["section"] != RUNS)
+
+
+def measured(runs: list[Run], folder: Path, at_once: int) -> list[Row]:
+    """Rows of all runs, in their order; run i has GPU i of those that run at once."""
+    waiting, going, done = list(enumerate(runs)), {}, {}
+    free = [*range(at_once)]
+    while waiting or going:
+        while waiting and free:
+            number, run = waiting.pop(0)
+            card = free.pop(0)
+            environment = os.environ | (
+                {} if run.ranks > 1 else {"CUDA_VISIBLE_DEVICES": str(card)}
+            )
+            out, log = folder / f"{number}-{run.ranks}.json", folder / f"{number}-{run.ranks}.log"
+            out.unlink(missing_ok=True)  # of an earlier call
+            with log.open("w") as file:
+                process = subprocess.Popen(
+                    run.command(out.resolve()), cwd=ROOT, env=environment,
+                    stdout=subprocess.DEVNULL, stderr=file,
+                )  # fmt: skip
+            going[number] = (process, card, out, log, time.perf_counter())
+        for number, (process, card, out, log, begun) in [*going.items()]:
+            if process.poll() is None:
+                continue
+            del going[number]
+            free.append(card)
+            seconds = time.perf_counter() - begun
+            done[number] = rows_of(runs[number], process.returncode, out, log.read_text(), seconds)
+            said = f"{runs[number].name}: exit code {process.returncode} after {seconds:.0f} s"
+            print(said, file=sys.stderr, flush=True)
+        time.sleep(0.2)
+    return [row for number in sorted(done) for row in done[number]]
+
+
+def rows_of(run: Run, code: int, out: Path, log: str, seconds: float) -> list[Row]:
+    """What a run found; the end of what it said where it found nothing. 1 is a code of a whole run, too."""
+    if code not in (0, 1) or not out.exists():
+        return [
+            {"section": RUNS, "run": run.name, "name": run.name, "did_not_run": log.strip()[-1500:]}
+        ]
+    document = json.loads(out.read_text())
+    counts = counted(document["rows"])
+    first = {"section": RUNS, "run": run.name, **counts, "seconds": seconds}
+    return [first, *({"section": run.name, **row} for row in by_stage(document["rows"]))]
+
+
+def counted(rows: Iterable[Row]) -> Row:
+    """How many rows are what."""
+    ran = [row for row in rows if not row["not_run"]]
+    equal = sum(row["equal"] for row in ran)
+    beyond = sum(not row["within"] for row in ran)
+    return {
+        "rows": len(ran),
+        "equal": equal,
+        "bounded": len(ran) - equal - beyond,
+        "beyond": beyond,
+    }
+
+
+def by_stage(rows: Iterable[Row]) -> list[Row]:
+    """A row of each stage and pass, with a column of each axis: `equal`, or the worst of the axis's values.
+
+    `diff` is from the reference, `ulps` are of the largest value, `of bound` is the error's share of what is allowed.
+    """
+    cells: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    axes: dict[str, None] = {}
+    for row in rows:
+        if not row["not_run"]:
+            axis = row["axis"]
+            if axis in ("tensor_parallel", "sequence_parallel"):  # by the number of ranks
+                axis = f"{axis} {row['value']}"
+            axes.setdefault(axis)
+            cells.setdefault((row["stage"], row["direction"]), {}).setdefault(axis, []).append(row)
+    return [
+        {"stage": stage, "pass": way} | {axis: _cell(found.get(axis, [])) for axis in axes}
+        for (stage, way), found in cells.items()
+    ]
+
+
+def _cell(rows: list[Row]) -> Any:
+    if not rows:
+        return None
+    if all(row["equal"] for row in rows):
+        return "equal"
+    shares = [row["error"] / row["allowed"] for row in rows if row["allowed"]]
+    return {
+        "diff": max(row["max_difference"] for row in rows),
+        "ulps": max(row["peak_ulps"] for row in rows),
+        **({"of bound": max(shares)} if shares else {}),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""benchmarks/chain.py: what it makes of the command's rows, and of runs that fail; its chart and table."""
+
+import json
+import sys
+from dataclasses import dataclass
+
+import pytest
+from support.benchmarks import benchmark
+
+from mmpack.bench.chain import Options
+from mmpack.bench.chain import chain as run_chain
+
+BENCH, RENDER = benchmark("chain"), benchmark("render")
+draw, charts = sys.modules["charts.draw"], sys.modules["charts"]
+
+
+@pytest.fixture(scope="module")
+def document():
+    return run_chain(Options(axes=["packed"], layers=1)).to_dict()
+
+
+def test_a_cell_is_the_worst_of_its_axis(document):
+    made = {(row["stage"], row["pass"]): row for row in BENCH.by_stage(document["rows"])}
+    assert len(made) == len({(r["stage"], r["direction"]) for r in document["rows"]})
+    for (stage, way), row in made.items():
+        assert [*row] == ["stage", "pass", "alone", "packed"]
+        own = [r for r in document["rows"] if (r["stage"], r["direction"]) == (stage, way)]
+        packed = [r for r in own if r["axis"] == "packed"]  # in order, reversed
+        assert len(packed) == 2
+        if all(r["max_difference"] == 0 for r in packed):
+            assert row["packed"] == "equal"
+            continue
+        assert row["packed"] == {
+            "diff": max(r["max_difference"] for r in packed),
+            "ulps": max(r["peak_ulps"] for r in packed),
+            "of bound": max(r["error"] / r["allowed"] for r in packed),
+        }
+        assert 0 < row["packed"]["of bound"] <= 1
+    assert made["embedding", "forward"]["packed"] == "equal"
+
+
+@dataclass
+class Stub:
+    """A run that writes the document, as the command does with `--out`; or fails."""
+
+    name: str
+    ranks: int
+    document: str = ""
+    code: int = 0
+
+    def command(self, out):
+        text = (
+            f"import sys; open({str(out)!r}, 'w').write({self.document!r}); sys.exit({self.code})"
+        )
+        if self.code not in (0, 1):
+            text = "import sys; print('no such card', file=sys.stderr); sys.exit(7)"
+        return [sys.executable, "-c", text]
+
+
+def test_runs_and_their_rows(document, tmp_path):
+    beyond = json.loads(json.dumps(document))
+    beyond["rows"][3]["within"] = False
+    runs = [
+        Stub(BENCH.Run("qwen2.5-vl", False, 1).name, 1, json.dumps(document)),
+        Stub(BENCH.Run("qwen2.5-vl", True, 1).name, 1, json.dumps(beyond), code=1),
+        Stub(BENCH.Run("qwen3-vl", False, 4).name, 4, code=7),
+    ]
+    (tmp_path / "2-4.json").write_text(
+        json.dumps(document)
+    )  # an earlier call's, and not this run's
+    rows = BENCH.measured(runs, tmp_path, 2)
+    counts = [row for row in rows if row["section"] == "runs"]
+    assert [row.get("beyond") for row in counts] == [0, 1, None]
+    total = len(document["rows"])
+    assert all(r["equal"] + r["bounded"] + r["beyond"] == r["rows"] == total for r in counts[:2])
+    assert counts[2]["did_not_run"] == "no such card" and counts[2]["run"] == "Qwen3-VL, 4 ranks"
+
+    report = {
+        "op": "chain",
+        "device": "a GPU",
+        "versions": {"torch": "2", "transformers": "5"},
+        "rows": rows,
+    }
+    assert "| Qwen2.5-VL, invariant |" in RENDER._chain(report) and "4 ranks" not in RENDER._chain(
+        report
+    )
+    assert "Qwen3-VL, 4 ranks did not run: no such card" in RENDER._tables(report)
+    [group] = charts.CHARTS["chain"](report).panels[0].groups
+    worst = next(r for r in rows if (r.get("stage"), r.get("pass")) == ("logprob", "forward"))
+    assert [bar.label for bar in group.bars][1:] == ["plain", "in the mode"]
+    assert group.bars[1].value == worst["packed"]["diff"] > 0
+    assert draw.svg(charts.CHARTS["chain"](report)).startswith("<svg")
+
+
+def test_other_sections_of_the_file_stay(document, tmp_path):
+    path = tmp_path / "chain.json"
+    first = [{"section": "runs", "run": "A", "rows": 1}, {"section": "A", "stage": "o"}]
+    path.write_text(json.dumps({"rows": first}))
+    new = [{"section": "runs", "run": "B", "rows": 2}, {"section": "B", "stage": "o"}]
+    assert BENCH.merged(path, new) == [first[0], new[0], first[1], new[1]]
+    assert BENCH.merged(path, [{"section": "runs", "run": "A", "rows": 3}]) == [
+        {"section": "runs", "run": "A", "rows": 3}
+    ]
+
+
+def test_what_is_run():
+    command = BENCH.Run("qwen3-vl", True, 4).command("x.json")
+    assert command[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert command[-7:] == ["--tp", "1", "--tp", "2", "--tp", "4", "--invariant"]
+    assert "--tp" not in BENCH.Run("qwen3-vl", False, 1).command("x.json")
