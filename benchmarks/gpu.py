@@ -138,7 +138,7 @@ def machine() -> dict[str, Any]:
     """Hardware and versions."""
     properties = torch.cuda.get_device_properties(0)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("triton", "transformers", "flash-attn-4"):
+    for package in ("triton", "transformers", "flash-attn-4", "fla-core", "tilelang"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

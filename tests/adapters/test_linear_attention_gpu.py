@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-FAMILIES = ["qwen3_5", "qwen3_5_moe"]
+FAMILIES = ["qwen3_5", "qwen3_5_moe", "minicpmv4_6"]
 WAYS = ("packed, rounded up", "shared", "left")
 
 
