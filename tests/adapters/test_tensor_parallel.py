@@ -4,19 +4,28 @@ Layers by columns and rows, the head by vocabulary; by `parallelize_module` and 
 """
 
 import copy
+import dataclasses
 import functools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from support.kept_ids import support_of
 from support.models import spread_out, with_pixels
 from support.samples import make_sample
+from support.teachers import scored
 from torch import distributed
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, head_shards, packed_logprobs
+from mmpack.adapters.transformers import (
+    attach,
+    head_shards,
+    packed_listed_logprobs,
+    packed_logprobs,
+)
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -29,6 +38,7 @@ COLUMNS = (
     "mlp.up_proj",
 )
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
+VOCAB = 151_936
 
 
 @functools.cache
@@ -60,9 +70,30 @@ def batches():
     return [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(texts)]
 
 
+def replayed_batches():
+    """The same with kept ids, and lists of two teachers."""
+    rng = np.random.default_rng(0)
+    out = []
+    for batch in batches():
+        lists = [np.unique(rng.integers(0, VOCAB, rng.integers(0, 9))) for _ in batch.loss_targets]
+        kept = [torch.unique(torch.tensor([*x, t])) for x, t in zip(lists, batch.loss_targets)]
+        ids = support_of([torch.from_numpy(x) for x in lists])
+        scores = torch.from_numpy(rng.normal(size=(len(lists), VOCAB)))
+        teachers = {"one": scored(ids, scores), "two": scored(ids, scores.flip(1))}
+        out.append(dataclasses.replace(batch, kept_ids=support_of(kept), teachers=teachers))
+    return out
+
+
 def loss_of(model, batch):
     logprobs, entropies = packed_logprobs(model, batch, vision="always", entropy=True)
-    return (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+    loss = (logprobs * torch.linspace(-1, 1, len(logprobs))).sum() + entropies.sum() / 3
+    if not batch.teachers:
+        return loss
+    again, out = packed_listed_logprobs(model, batch, vision="always")
+    torch.testing.assert_close(again, logprobs, atol=1e-6, rtol=1e-6)
+    assert (out.targets < logprobs).any()  # over all ids
+    distilled = mp.distillation_loss(out.lists, batch.teachers, batch.cu_loss)
+    return loss + 10 * distilled.loss + (out.targets * again).sum()
 
 
 def in_one_process(model, own):
@@ -171,10 +202,19 @@ def check_two(rank, ranks, folder):
         parallelize_module(model, mesh, {"lm_head": style})
         check(model, repr(style))
 
-    check(
-        Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", tp_plan="auto"),
-        "tp_plan",
-    )
+    def planned():
+        return Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", tp_plan="auto")
+
+    check(planned(), "tp_plan")
+
+    plain, batch = batch, replayed_batches()[0]
+    (wanted_loss,), wanted = in_one_process(made(), [batch])
+    model = made()
+    split_layers(model, mesh)
+    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
+    check(model, "kept ids and teachers")
+    check(planned(), "kept ids and teachers, tp_plan")
+    batch = plain
 
     (wanted_loss,), wanted = in_one_process(made(bias=True), [batch])
     model = made(bias=True)
@@ -212,8 +252,9 @@ def check_four(rank, ranks, folder):
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-    losses, wanted = in_one_process(made(), batches())
-    for units in ("layers", "head too"):
+    cases = ("layers", batches()), ("head too", batches()), ("head too", replayed_batches())
+    for units, both in cases:
+        losses, wanted = in_one_process(made(), both)
         model = made()
         split_layers(model, mesh["tensor"])
         parallelize_module(model, mesh["tensor"], {"lm_head": ColwiseParallel()})
@@ -222,6 +263,6 @@ def check_four(rank, ranks, folder):
             fully_shard(unit, mesh=mesh["data"])
         own = mesh["data"].get_local_rank()
         with attach(model):
-            loss = loss_of(model, batches()[own])
+            loss = loss_of(model, both[own])
             loss.backward()
         assert_same(model, loss, losses[own], wanted, units)
