@@ -61,7 +61,8 @@ def decoded_rows(text: Any, config: Any, where: str) -> np.ndarray:
         ) from None
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers = getattr(text_config, "num_hidden_layers", None)
-    k = getattr(text_config, "num_experts_per_tok", None)
+    names = "num_experts_per_tok", "top_k_experts"  # the second one: Gemma 4
+    k = next((k for name in names if (k := getattr(text_config, name, None))), None)
     if not isinstance(layers, int) or not isinstance(k, int):
         raise ArgumentError(
             f"{where}: it has routed_experts, whose layers and experts per token only the model's config says. "

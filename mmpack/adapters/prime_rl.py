@@ -15,10 +15,16 @@ import numpy as np
 
 from mmpack.adapters.checks import as_number
 from mmpack.adapters.episodes import check_episodes, fields_of, kept_as_json, named, reading
+from mmpack.adapters.prime_rl_columns import (
+    array_of,
+    at_sampled,
+    kept_lists,
+    processed_media,
+    reference_of,
+)
 from mmpack.errors import ArgumentError, kind_of, one_line
 from mmpack.processors.conversation import source_of
 from mmpack.processors.wrap import Processor
-from mmpack.schema.ragged import Ragged
 from mmpack.schema.spans import Score
 from mmpack.trajectory.chat import FINISH
 from mmpack.trajectory.masked import mask_of
@@ -26,7 +32,6 @@ from mmpack.trajectory.records import Record, from_records
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "prime_rl"  # in Trajectory.metadata
-REFERENCE = "reference"  # name of the teacher that scored the sampled ids
 _STREAMS = ("advantages", "trainer_logprobs", "entropies", "loss_weights")  # of a node; not read
 _KEPT = ("id", "ok", "stop_condition", "metrics")
 _OF_SAMPLE = ("env_name", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
@@ -141,9 +146,9 @@ def _nodes(
                     ids[start:],
                     own,
                     _media_of(path, media, processor, at),
-                    _spread(node.get("logprobs") or None, own, "logprobs", at),
-                    kept_ids=_kept(node, own, at),
-                    teachers=_reference(node.get("reference_logprobs"), ids[start:], own, at),
+                    at_sampled(node.get("logprobs") or None, own, "logprobs", at),
+                    kept_ids=kept_lists(node, own, at),
+                    teachers=reference_of(node.get("reference_logprobs"), ids[start:], own, at),
                     routed_experts=_routes(path, len(before) + start + count, at),
                     finish_reason=FINISH.get(finish.get(k) or ""),
                     source=source_of([_role(n, at) for n in since]) if out else "environment",
@@ -193,7 +198,7 @@ def _media_of(
             out += known
         elif items:
             for item in items.get("image", ()):
-                out += _processed({k: _array(v) for k, v in item.items()}, processor, where)
+                out += processed_media({k: array_of(v) for k, v in item.items()}, processor, where)
         else:
             at = known.index(None)
             raise ArgumentError(
@@ -219,7 +224,7 @@ def _routes(path: list[dict[str, Any]], count: int, where: str) -> np.ndarray | 
     own = [n.get("routed_experts") for n in path if n["token_ids"]]
     if any(r is None for r in own):
         return None
-    routes = np.concatenate([_array(r) for r in own])
+    routes = np.concatenate([array_of(r) for r in own])
     if len(routes) != count:
         raise ArgumentError(
             f"{where}: its path has routes of {len(routes)} tokens and {count} tokens. Fix: pass the trace whole"
@@ -273,7 +278,7 @@ def _branch(sample: dict[str, Any], processor: Processor, where: str) -> Record:
             )
         return None if values is None else values[start:]
 
-    pixels = {k: _array(v) for k, v in (sample.get("mm_kwargs") or {}).items()}
+    pixels = {k: array_of(v) for k, v in (sample.get("mm_kwargs") or {}).items()}
     reference = tail("ref_logprobs")
     if reference is not None:
         reference = [v for v, m in zip(reference, own, strict=True) if m]
@@ -281,13 +286,13 @@ def _branch(sample: dict[str, Any], processor: Processor, where: str) -> Record:
         ids[:start],
         ids[start:],
         own,
-        _processed(pixels, processor, where) if pixels else (),
+        processed_media(pixels, processor, where) if pixels else (),
         tail("logprobs"),
-        kept_ids=_kept(sample, sampled, where, start),
-        teachers=_reference(reference, ids[start:], own, where),
+        kept_ids=kept_lists(sample, sampled, where, start),
+        teachers=reference_of(reference, ids[start:], own, where),
         routed_experts=None
         if sample.get("routed_experts") is None
-        else _array(sample["routed_experts"]),
+        else array_of(sample["routed_experts"]),
     )
 
 
@@ -295,85 +300,3 @@ def _rest(sample: dict[str, Any]) -> dict[str, Any]:
     kept = kept_as_json({name: sample.get(name) for name in _OF_SAMPLE})
     warmth = set(sample.get("temperatures") or ())
     return kept | ({"temperature": float(next(iter(warmth)))} if len(warmth) == 1 else {})
-
-
-# ---- of both -------------------------------------------------------------------------------------
-
-
-def _spread(values: Any, mask: np.ndarray, name: str, where: str) -> np.ndarray | None:
-    """Values of sampled ids at their places [R], 0 elsewhere."""
-    if values is None:
-        return None
-    if len(values) != mask.sum():
-        raise ArgumentError(
-            f"{where}: {name} has {len(values)} values for {mask.sum()} sampled tokens. Fix: pass it whole"
-        )
-    out = np.zeros(len(mask), np.float32)
-    out[mask] = values
-    return out
-
-
-def _kept(holder: dict[str, Any], mask: np.ndarray, where: str, start: int = 0) -> Ragged | None:
-    """A list per token from `start` on. Counts are of the sampled tokens (a node), or of all (a sample)."""
-    given = holder.get("sampling_mask", holder.get("kept_tokens"))
-    if given is None:
-        return None
-    parts = fields_of(given, f"{where}.sampling_mask")
-    ids, counts = (_array(parts[name], np.int32) for name in ("ids", "counts"))
-    if any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in (ids, counts)):
-        raise ArgumentError(
-            f"{where}: sampling_mask has ids {ids.dtype} {list(ids.shape)} and counts {counts.dtype} "
-            f"{list(counts.shape)}, expected whole numbers [n]. Fix: pass it whole"
-        )
-    counts = counts.astype(np.int64)
-    if len(counts) == mask.sum() and len(counts) != len(mask):
-        spread = np.zeros(len(mask), np.int64)
-        spread[mask] = counts
-        counts = spread
-    if len(counts) != len(mask) or counts.sum() != len(ids) or counts[~mask].any():
-        raise ArgumentError(
-            f"{where}: sampling_mask has {len(counts)} counts of {len(ids)} ids for {mask.sum()} sampled tokens. "
-            "Fix: pass it whole"
-        )
-    if not counts[mask].all():
-        at = int(np.flatnonzero(mask & (counts == 0))[0])
-        raise ArgumentError(
-            f"{where}: sampling_mask keeps no id at token {at}. Fix: set it to None: without lists for all tokens, "
-            "logprobs can't be renormalised over them"
-        )
-    lists = np.split(ids, np.cumsum(counts)[:-1])
-    return Ragged.of(lists[start:])
-
-
-def _reference(values: Any, ids: Sequence[int], mask: np.ndarray, where: str) -> Any:
-    """A teacher that scored only what was sampled: one id per list."""
-    if values is None:
-        return None
-    spread = _spread(values, mask, "reference logprobs", where)
-    assert spread is not None
-    lists = [[t] if m else [] for t, m in zip(ids, mask, strict=True)]
-    scores = [[v] if m else [] for v, m in zip(spread.tolist(), mask, strict=True)]
-    return {REFERENCE: Ragged.of(lists, scores)}
-
-
-def _array(given: Any, dtype: Any = None) -> np.ndarray:
-    """An array of an array, of bytes, or of an object with dtype, shape and data."""
-    if isinstance(given, bytes):
-        return np.frombuffer(given, dtype).copy()
-    if hasattr(given, "__array__") or isinstance(given, list | tuple):
-        return np.asarray(given)
-    parts = fields_of(given, "to_trajectories: an encoded array")
-    kind = np.dtype(parts.get("dtype") or dtype or np.uint8)
-    return np.frombuffer(parts["data"], kind).reshape(parts["shape"]).copy()
-
-
-def _processed(arrays: Mapping[str, Any], processor: Processor, where: str) -> list[Any]:
-    """Media of pixels as the renderer's processor made them."""
-    from mmpack.adapters.processed_media import media_of_inputs
-
-    found = media_of_inputs(arrays, processor.family, where)
-    if found["video"]:
-        raise ArgumentError(
-            f"{where} has videos as pixels, which can't be read here. Fix: pass media={{url: video}}"
-        )
-    return list(found["image"])

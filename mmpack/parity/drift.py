@@ -14,16 +14,18 @@ import numpy as np
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, check_name, check_number, check_whole, kind_of
 from mmpack.parity.drift_axes import DriftAxis, EffectiveSize, split
+from mmpack.parity.drift_replay import ComparedKept, ComparedRoutes, kept_of, per_sample, routes_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.relation import excluded, fits_temperatures, relation
-from mmpack.parity.replay import ComparedRoutes
 from mmpack.parity.report import counted, wrapped
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample, as_samples
 
 DRIFT_FIXES = {
     "dtype": "Run both sides in one dtype, or correct for the difference by importance sampling.",
     "stale_weights": "Send every tensor after each step, and compare checksums on both sides.",
     "routing": "Hand the engine's routed_experts on and replay them in the trainer's forward, of every token.",
+    "truncated_support": "Hand the engine's kept_ids on and score over them (support=), or sample without filters.",
     "logprob_shift": "Take each token's logprob from the row before it: one side reads the next row, or its own.",
     "logprob_base": "Hand natural logs on: multiply logs of base 2 by ln 2, and of base 10 by ln 10.",
     "temperature": "Divide the trainer's logits by the rollout's temperature, or record raw logprobs on both sides.",
@@ -105,6 +107,7 @@ def logprob_drift(
     temperature: float | None = None,
     checksums: tuple[Mapping[str, str], Mapping[str, str]] | None = None,
     routed_experts: Sequence[np.ndarray | None] | ComparedRoutes | None = None,
+    kept_ids: Sequence[Ragged | None] | ComparedKept | None = None,
     near: int = 64,
 ) -> LogprobDrift:
     """Compare `rollout_logprobs` of samples with a trainer's, token by token.
@@ -124,6 +127,9 @@ def logprob_drift(
         routed_experts: the experts that the trainer took (`record_routes`), integers [L, layers, k] per sample, or None
             for one without; or what was compared already. Where `routed_experts` of a sample differ from them, or only
             one side has some and there is drift, the cause is `routing`.
+        kept_ids: what the trainer's logprobs are over, `kept_ids` per sample, or None for one over all ids; or what was
+            compared already. Where lists differ, or only one side has some and there is drift, the cause is
+            `truncated_support`. Not given, it is so only where the trainer's logprobs are the lower ones on average.
         near: how many tokens after a medium count as close to it.
 
     Raises: ArgumentError for logprobs of unlike kinds, missing ones, other counts, or no token at all.
@@ -132,7 +138,7 @@ def logprob_drift(
     _check_evidence(kind, dtype, version, temperature, checksums)
     rolled = [_recorded(s, kind) for s in samples]
     theirs = [
-        logprob_column(x, i) for i, x in enumerate(_per_sample("logprobs", logprobs, len(rolled)))
+        logprob_column(x, i) for i, x in enumerate(per_sample("logprobs", logprobs, len(rolled)))
     ]
     if [len(a) for a in rolled] != [len(b) for b in theirs] or not sum(map(len, rolled)):
         raise ArgumentError(
@@ -163,18 +169,23 @@ def logprob_drift(
         for name, value in figures.items()
     )
     causes = _evidence(samples, dtype, version, checksums)
-    if why := _routes(samples, routed_experts).evidence(drifts=not fine):
+    if why := routes_of(samples, routed_experts).evidence(drifts=not fine):
         causes["routing"] = why
+    kept = kept_of(samples, kept_ids)
+    falls = float(d[np.isfinite(d)].sum()) < 0
+    if why := kept.evidence(not fine, falls):
+        causes["truncated_support"] = why
     if not fine:
         causes |= _from_numbers(samples, rolled, theirs, temperature)
     if not fine and not causes:
         out = {UNKNOWN} | excluded(rolled, theirs)
+        out |= {"truncated_support"} if kept.rules_out else set()
         causes = {
             UNKNOWN: "no evidence; possible: " + ", ".join(c for c in DRIFT_FIXES if c not in out)
         }
     share = None
     if argmax_ids is not None:
-        share = _argmax_differs(samples, _per_sample("argmax_ids", argmax_ids, len(samples)))
+        share = _argmax_differs(samples, per_sample("argmax_ids", argmax_ids, len(samples)))
     parts = split(samples, rollout, d, near, version, same=set(causes) == {UNKNOWN})
     return LogprobDrift(
         tokens=len(d),
@@ -205,16 +216,6 @@ def _check_evidence(kind: Any, dtype: Any, version: Any, temperature: Any, check
             "logprob_drift: checksums is not a pair of dicts. "
             "Fix: pass a pair of {name: checksum}, the trainer's and the engine's"
         )
-
-
-def _per_sample(name: str, given: Any, count: int) -> Sequence[Any]:
-    """Raise ArgumentError unless there is one entry per sample."""
-    if not hasattr(given, "__len__") or len(given) != count:
-        found = f"has {len(given)} entries" if hasattr(given, "__len__") else f"is {kind_of(given)}"
-        raise ArgumentError(
-            f"logprob_drift: {name} {found}, there are {count} samples. Fix: pass one array [n] per sample"
-        )
-    return given
 
 
 def logprob_column(values: Any, i: int | str) -> np.ndarray:
@@ -300,32 +301,6 @@ def _evidence(
     if stale:
         out["stale_weights"] = "; ".join(stale)
     return out
-
-
-def _routes(
-    samples: Sequence[Sample], given: Sequence[np.ndarray | None] | ComparedRoutes | None
-) -> ComparedRoutes:
-    if isinstance(given, ComparedRoutes):
-        return given
-    compared = ComparedRoutes()
-    theirs = [None] * len(samples) if given is None else given
-    for i, routes in enumerate(_per_sample("routed_experts", theirs, len(samples))):
-        compared.add(samples[i], None if routes is None else _route_column(routes, i))
-    return compared
-
-
-def _route_column(routes: Any, i: int) -> np.ndarray:
-    """Integers [L, layers, k]. Raises: ArgumentError."""
-    try:
-        array = np.asarray(routes)
-    except (TypeError, ValueError, RuntimeError):
-        array = np.zeros(0)
-    if array.ndim != 3 or array.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"logprob_drift: routed_experts[{i}] is not an integer array [L, layers, k]. "
-            "Fix: pass what record_routes returned, by sample"
-        )
-    return array
 
 
 def _argmax_differs(samples: Sequence[Sample], argmax_ids: Sequence[np.ndarray]) -> float | None:

@@ -6,14 +6,15 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.parity.drift import LogprobDrift, logprob_column, logprob_drift
+from mmpack.parity.drift_replay import ComparedKept, ComparedRoutes
 from mmpack.parity.join import Matched, Source, paired
-from mmpack.parity.replay import ComparedRoutes
-from mmpack.parity.sampling import unlike_sampling
+from mmpack.parity.sampling import cuts_ids, unlike_sampling
 from mmpack.schema.sample import Sample
 
 NOT_GIVEN = "train_logprobs has none"
@@ -59,7 +60,7 @@ def trace_drift(
     samples: list[Sample] = []
     theirs: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
-    routes = ComparedRoutes()
+    routes, kept = ComparedRoutes(), ComparedKept()
     for item in paired(rollout, train, scored=sys.maxsize):
         if not isinstance(item, Matched):
             continue
@@ -76,6 +77,8 @@ def trace_drift(
             left_out[why] += 1
             continue
         routes.add(item.left, item.right.routed_experts)
+        filtered = given is None and cuts_ids(item.right.sampling)
+        kept.add(item.left, item.right.kept_ids, filtered=filtered)
         samples.append(_needed(item.left))
         theirs.append(np.asarray(other, np.float64))
     carried = train_logprobs is None and all(
@@ -85,7 +88,8 @@ def trace_drift(
     if samples and carried:
         left_out[CARRIED] += len(samples)
     elif sum(map(len, theirs)):
-        drift = logprob_drift(samples, theirs, version=version, routed_experts=routes, near=near)
+        replayed: dict[str, Any] = {"routed_experts": routes, "kept_ids": kept}
+        drift = logprob_drift(samples, theirs, version=version, near=near, **replayed)
         return drift, dict(left_out)
     return None, dict(left_out)
 

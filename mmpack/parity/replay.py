@@ -6,7 +6,6 @@ Where one side has it and the other has not, logprobs differ: that is a differen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -74,10 +73,10 @@ def unlike_lists(a: Ragged, b: Ragged) -> np.ndarray:
 def unlike_routes(left: Sample, right: Sample) -> np.ndarray:
     """bool [rows, layers]: where other experts are taken, of rows that a logprob reads. Their order says nothing."""
     rows = rows_read(len(left), left.loss_indices)
-    return _unlike(*(s.routed_experts[:rows] for s in (left, right)))  # type: ignore[index]
+    return unlike_experts(*(s.routed_experts[:rows] for s in (left, right)))  # type: ignore[index]
 
 
-def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def unlike_experts(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     unlike: np.ndarray = (np.sort(a, axis=-1) != np.sort(b, axis=-1)).any(axis=-1)
     return unlike
 
@@ -115,55 +114,3 @@ def _ids(lists: Ragged) -> str:
     shown = ", ".join(map(str, lists.ids[:4].tolist()))
     more = f", … ({len(lists.ids)})" if len(lists.ids) > 4 else ""
     return f"ids {shown}{more}" if len(lists.ids) else "no id"
-
-
-@dataclass
-class ComparedRoutes:
-    """The experts that a rollout took beside those of a trainer, sample by sample, for a drift of logprobs."""
-
-    tokens: int = 0  # that a logprob reads, where both sides have routes
-    unlike: int = 0  # of these, with other experts
-    first_layer: int | None = None  # where they part
-    other_shape: int = 0  # samples whose routes are of another number of layers, experts or tokens
-    rollout_only: int = 0  # samples
-    train_only: int = 0
-
-    def add(self, sample: Sample, routes: np.ndarray | None) -> None:
-        """Args: `sample`: of the rollout. `routes` [L, layers, k]: the trainer's, None where it has none."""
-        mine = sample.routed_experts
-        if mine is None or routes is None:
-            self.rollout_only += mine is not None
-            self.train_only += routes is not None
-        elif mine.shape != routes.shape:
-            self.other_shape += 1
-        else:
-            rows = rows_read(len(sample), sample.loss_indices)
-            unlike = _unlike(mine[:rows], routes[:rows])
-            self.tokens += rows
-            self.unlike += int(unlike.any(axis=1).sum())
-            if unlike.any():
-                layer = int(np.argmax(unlike.any(axis=0)))
-                self.first_layer = min(
-                    layer, layer if self.first_layer is None else self.first_layer
-                )
-
-    def evidence(self, drifts: bool) -> str:
-        """Why routes are a cause of drift; nothing if they are none. Routes of one side say so if there is drift."""
-        out = []
-        if self.unlike:
-            out.append(
-                f"{self.unlike} of {self.tokens} tokens that a logprob reads take other experts, the first in layer "
-                f"{self.first_layer}"
-            )
-        if self.other_shape:
-            samples = (
-                "1 sample has" if self.other_shape == 1 else f"{self.other_shape} samples have"
-            )
-            out.append(f"{samples} routes of other layers, experts or tokens")
-        if self.rollout_only and drifts:
-            out.append(
-                "the rollout recorded the experts of each token, the trainer's are not known"
-            )
-        if self.train_only and drifts:
-            out.append("the trainer recorded the experts of each token, the rollout did not")
-        return "; ".join(out)

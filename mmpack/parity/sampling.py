@@ -22,6 +22,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None,),
 }
 SAMPLING_FIELDS = tuple(_OFF)
+FILTERS = ("top_p", "top_k", "min_p")
 Settings = dict[str, Any] | None
 
 
@@ -64,6 +65,14 @@ def lacking_sampling(left: Settings, right: Settings, scored: bool) -> Iterator[
                 yield f"sampling.{name}", who
         elif not _same(name, a.get(name), b.get(name)):
             yield f"sampling.{name}", "no_effect" if kinds[0] == "raw" else "unread"
+
+
+def cuts_ids(settings: Settings) -> bool:
+    """Whether a sampler leaves ids out of the softmax that its processed logprobs are of."""
+    given = settings or {}
+    if given.get("logprobs") != "processed":
+        return False
+    return any(given.get(name) is not None and not _is_off(name, given) for name in FILTERS)
 
 
 def _compared(name: str, a: dict[str, Any], b: dict[str, Any]) -> str:

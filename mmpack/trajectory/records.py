@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmpack.errors import ArgumentError, check_flag, check_name, kind_of
-from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import true_runs
 from mmpack.processors.arguments import as_ids
 from mmpack.processors.wrap import Processor
@@ -28,6 +28,12 @@ from mmpack.trajectory.record_columns import (
     lists_of,
     rewards_of,
     versions_of,
+)
+from mmpack.trajectory.record_turns import (
+    Made,
+    after_what_they_go_on_from,
+    repeats,
+    replace_resampled,
 )
 from mmpack.trajectory.samples import linked
 from mmpack.trajectory.trajectory import Trajectory, Turn
@@ -70,14 +76,6 @@ class _Row(NamedTuple):
     runs: list[tuple[int, int]]  # sampled ids of the response, a turn each
     media: list[Medium]
     logprobs: np.ndarray | None  # [R]
-
-
-class _Made(NamedTuple):
-    """A turn, and where it comes from."""
-
-    turn: Turn
-    record: int
-    last: bool  # of its record
 
 
 def from_records(
@@ -140,17 +138,17 @@ def from_records(
             raise ArgumentError(f"{where}: records[{i}] is {what}. Fix: pass a Record")
         rows.append(_row(record, processor, known, expanded, f"{where}: records[{i}]"))
     history = _history(rows, processor)
-    made: list[_Made] = []
+    made: list[Made] = []
     for i, (record, row) in enumerate(zip(records, rows, strict=True)):
         at = f"{where}: records[{i}]"
         sample = _laid_out(row, processor, history, expanded, at)
         for k, turn in enumerate(_turns(record, row, sample, made, num_experts, at)):
             last = k == len(row.runs) - 1
-            if not _repeats(turn, i, last, made):
-                made.append(_Made(turn, i, last))
-    made = _after_what_they_go_on_from(made)
+            if not repeats(turn, i, last, made):
+                made.append(Made(turn, i, last))
+    made = after_what_they_go_on_from(made)
     if resampled == "last":
-        _replace(made, records)
+        replace_resampled(made, records)
     trajectory = Trajectory(
         trajectory_id,
         group_id,
@@ -199,7 +197,7 @@ def _turns(
     record: Record,
     row: _Row,
     sample: Sample,
-    made: list[_Made],
+    made: list[Made],
     num_experts: int | None,
     where: str,
 ) -> list[Turn]:
@@ -275,76 +273,3 @@ def _laid_out(
         sampled = linked([*history, Turn(row.prompt, row.prompt[:0])])[-1].sampled[:start]
         spans = [*(LossSpan(a, b) for a, b in true_runs(sampled)), *spans]
     return processor.from_ids(ids, row.media, bool(expanded), spans, sample_id=where)
-
-
-def _after_what_they_go_on_from(made: list[_Made]) -> list[_Made]:
-    """In their order, but none before the turn that it goes on from: frameworks list chains by their last answer."""
-    out: list[_Made] = []
-    waiting = list(made)
-    while waiting:
-        first = waiting[0]
-        while True:
-            parent = _longest_history(first.turn, [m for m in waiting if m is not first])
-            if parent is None or _longest_history(first.turn, [*out, parent]) is not parent:
-                break
-            first = parent
-        out.append(first)
-        waiting = [m for m in waiting if m is not first]
-    return out
-
-
-def _longest_history(turn: Turn, among: list[_Made]) -> _Made | None:
-    """The longest of the turns that `turn` goes on from; of equal ones the first."""
-    keys = [medium_key(m) for m in turn.media]
-    best = None
-    for m in among:
-        other = m.turn
-        if (
-            len(other) <= len(turn.context_ids)
-            and (best is None or len(other) > len(best.turn))
-            and np.array_equal(turn.context_ids[: len(other)], other.input_ids)
-            and keys[: len(other.media)] == [medium_key(x) for x in other.media]
-        ):
-            best = m
-    return best
-
-
-def _repeats(turn: Turn, record: int, last: bool, made: list[_Made]) -> bool:
-    """Whether another record has this turn already."""
-    for other in made:
-        if other.record == record or (last and other.last):
-            continue
-        own, before = turn.logprobs, other.turn.logprobs
-        if (
-            np.array_equal(turn.context_ids, other.turn.context_ids)
-            and np.array_equal(turn.response_ids, other.turn.response_ids)
-            and [medium_key(m) for m in turn.media] == [medium_key(m) for m in other.turn.media]
-            and (own is None or before is None or np.array_equal(own, before))
-        ):
-            return True
-    return False
-
-
-def _replace(made: list[_Made], records: Sequence[Record]) -> None:
-    """Take the loss off answers whose prompt was sent again, unless a later prompt goes on from them."""
-    nodes = linked([m.turn for m in made])
-    parents = {k for node in nodes for k in node.path[:-1]}
-    for k, m in enumerate(made):
-        again = [j for j in range(k + 1, len(made)) if _sent_again(m, made[j], records)]
-        if not again or k in parents:
-            continue
-        note: dict[str, Any] = {"by": again[-1]}
-        if m.turn.rewards:
-            note["rewards"] = [[s.name, s.value] for s in m.turn.rewards]
-        m.turn.loss_spans, m.turn.rewards = [], None
-        m.turn.metadata["replaced"] = note
-
-
-def _sent_again(first: _Made, second: _Made, records: Sequence[Record]) -> bool:
-    requests = [records[m.record].request for m in (first, second)]
-    same = first.record == second.record or (requests[0] is not None and requests[0] == requests[1])
-    return (
-        not same
-        and np.array_equal(first.turn.context_ids, second.turn.context_ids)
-        and [medium_key(m) for m in first.turn.media] == [medium_key(m) for m in second.turn.media]
-    )

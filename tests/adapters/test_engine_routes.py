@@ -50,6 +50,8 @@ def test_sglangs_form_and_back():
     assert encoded_rows(routes_of_rows(read, 6, "x")) == text
     whole = SimpleNamespace(get_text_config=lambda: CONFIG)  # of a VLM
     assert np.array_equal(decoded_rows(text, whole, "x"), given)
+    gemma = SimpleNamespace(num_hidden_layers=3, num_experts_per_tok=None, top_k_experts=2)
+    assert np.array_equal(decoded_rows(text, gemma, "x"), given)
 
 
 @pytest.mark.parametrize(

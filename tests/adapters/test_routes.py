@@ -18,9 +18,8 @@ from support.models import (
     weights_of,
     with_pixels,
 )
-from support.routed import EXPERTS, Engine, routed_model
+from support.routed import EXPERTS, Engine, Forced, routed_model
 from support.samples import make_sample, routes_of
-from torch.overrides import TorchFunctionMode
 
 import mmpack as mp
 from mmpack.adapters.transformers import (
@@ -274,23 +273,6 @@ def test_drift_is_named_routing_unless_routes_are_replayed(model, rollout):
 
 
 # ---- weights, for every router -----------------------------------------------------------------------
-
-
-class Forced(TorchFunctionMode):
-    """The router's own code, in which the choice of k out of all experts is made before."""
-
-    def __init__(self, ids, experts):
-        super().__init__()
-        self.ids, self.experts = ids, experts
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") == "topk" and args[0].shape == (
-            len(self.ids),
-            self.experts,
-        ):
-            return args[0].gather(-1, self.ids), self.ids
-        return out
 
 
 SIZES = {"hidden_size": 32, "num_experts_per_tok": 3, "moe_intermediate_size": 16}

@@ -1,22 +1,33 @@
 """packed_logprobs of models that torch's tensor parallel splits: values and gradients of one process.
 
+Over all ids, over kept ids, and of teachers' lists.
+
 Layers by columns and rows, the head by vocabulary; by `parallelize_module` and by transformers' own plan; with FSDP2.
 """
 
 import copy
+import dataclasses
 import functools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from support.kept_ids import support_of
 from support.models import spread_out, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
+from support.teachers import scored
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, head_shards, packed_logprobs
+from mmpack.adapters.transformers import (
+    attach,
+    head_shards,
+    packed_listed_logprobs,
+    packed_logprobs,
+)
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
@@ -29,6 +40,7 @@ COLUMNS = (
     "mlp.up_proj",
 )
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
+VOCAB = 151_936
 
 
 @functools.cache
@@ -63,11 +75,36 @@ def batches():
     return [batch.to(here()) for batch in both]
 
 
+def replayed_batches():
+    """The same with kept ids, and lists of two teachers."""
+    rng = np.random.default_rng(0)
+    out = []
+    for batch in batches():
+        lists = [np.unique(rng.integers(0, VOCAB, rng.integers(0, 9))) for _ in batch.loss_targets]
+        kept = [
+            torch.unique(torch.tensor([*x, t]))
+            for x, t in zip(lists, batch.loss_targets, strict=True)
+        ]
+        ids = support_of([torch.from_numpy(x) for x in lists])
+        scores = torch.from_numpy(rng.normal(size=(len(lists), VOCAB)))
+        teachers = {"one": scored(ids, scores), "two": scored(ids, scores.flip(1))}
+        replayed = dataclasses.replace(batch, kept_ids=support_of(kept), teachers=teachers)
+        out.append(replayed.to(here()))
+    return out
+
+
 def loss_of(model, batch):
     logprobs, entropies = packed_logprobs(model, batch, vision="always", entropy=True)
-    return (
+    loss = (
         logprobs * torch.linspace(-1, 1, len(logprobs), device=here())
     ).sum() + entropies.sum() / 3
+    if not batch.teachers:
+        return loss
+    again, out = packed_listed_logprobs(model, batch, vision="always")
+    torch.testing.assert_close(again, logprobs, atol=1e-6, rtol=1e-6)
+    assert (out.targets < logprobs).any()  # over all ids
+    distilled = mp.distillation_loss(out.lists, batch.teachers, batch.cu_loss)
+    return loss + 10 * distilled.loss + (out.targets * again).sum()
 
 
 def in_one_process(model, own):
@@ -165,6 +202,14 @@ def check_two(rank, ranks, folder):
         "tp_plan",
     )
 
+    plain, batch = batch, replayed_batches()[0]
+    (wanted_loss,), wanted = in_one_process(made(), [batch])
+    model = made()
+    split_layers(model, mesh)
+    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
+    check(model, "kept ids and teachers")
+    batch = plain
+
     (wanted_loss,), wanted = in_one_process(made(bias=True), [batch])
     model = made(bias=True)
     parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
@@ -201,8 +246,9 @@ def check_four(rank, ranks):
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     mesh = init_device_mesh(here().type, (2, 2), mesh_dim_names=("data", "tensor"))
-    losses, wanted = in_one_process(made(), batches())
-    for units in ("layers", "head too"):
+    cases = ("layers", batches()), ("head too", batches()), ("head too", replayed_batches())
+    for units, both in cases:
+        losses, wanted = in_one_process(made(), both)
         model = made()
         split_layers(model, mesh["tensor"])
         parallelize_module(model, mesh["tensor"], {"lm_head": ColwiseParallel()})
@@ -211,6 +257,6 @@ def check_four(rank, ranks):
             fully_shard(unit, mesh=mesh["data"])
         own = mesh["data"].get_local_rank()
         with attach(model):
-            loss = loss_of(model, batches()[own])
+            loss = loss_of(model, both[own])
             loss.backward()
         assert_same(model, loss, losses[own], wanted, units)

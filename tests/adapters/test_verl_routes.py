@@ -138,6 +138,18 @@ def test_rows_of_a_worker():
     assert [s.loss_indices.tolist() for s in dense] == [[3, 4, 5, 6], [2, 3, 4]]
 
 
+def test_layers_without_experts_are_left_out():
+    """Zeros of every row, as the rollout writes them."""
+    from mmpack.adapters.verl.engine import samples_of
+
+    batch, taken = rows_of_a_worker()
+    rows = [torch.cat([torch.zeros(len(own), 1, CHOSEN).long(), own], dim=1) for own in taken]
+    batch["routed_experts"] = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    samples = samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
+    assert [s.routed_experts.tolist() for s in samples] == [own.tolist() for own in taken]
+    mp.pack(samples, share_prefix=True)
+
+
 def test_kept_ids_follow_the_tokens_that_are_scored():
     """Lists of what came back without routes go with it; an empty one before is the token itself."""
     from tensordict.tensorclass import NonTensorData, NonTensorStack

@@ -10,7 +10,7 @@ from support.process import run_python
 from support.samples import make_sample
 
 import mmpack as mp
-import mmpack.adapters.vllm.samples as inputs
+import mmpack.adapters.vllm.engine_inputs as inputs
 from mmpack.adapters.vllm import cache, engine
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl

@@ -1,5 +1,6 @@
 """Drift of logprobs: figures against mpmath, causes only from evidence."""
 
+import dataclasses
 import json
 import math
 
@@ -13,6 +14,7 @@ from scipy.special import log_softmax, softmax
 from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
 from mmpack.parity.drift_traces import trace_drift
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, PolicyVersion
 
@@ -326,3 +328,87 @@ def test_recorded_temperatures_where_the_numbers_allow_them():
         [halves], [np.concatenate([rolled] * 2) / np.log(2)], kind="processed", temperature=1.0
     )
     assert set(doubled.causes) == {"logprob_base"}  # whatever is recorded
+
+
+def filtered(count=40, ids=50, top=6):
+    """A rollout that top-k cut, its lists, and logprobs of the same model over all ids and over the lists."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (count, ids))
+    lists = np.sort(np.argsort(-logits, axis=1)[:, :top], axis=1)
+    over_all, within = log_softmax(logits, axis=1), np.take_along_axis(logits, lists, 1)
+    drawn = rng.integers(0, top, count)
+    rows = np.arange(count)
+    over_lists = log_softmax(within, axis=1)[rows, drawn]
+    made = sample(over_lists, kind="processed")
+    made.sampling |= {"top_k": top, "top_p": 1.0}
+    made.kept_ids = Ragged.of(lists.tolist())
+    return made, over_lists, over_all[rows, lists[rows, drawn]]
+
+
+def without_lists(given, **sampling):
+    return dataclasses.replace(given, kept_ids=None, sampling=given.sampling | sampling)
+
+
+def test_kept_ids_of_one_side_are_a_cause():
+    rolled, over_lists, over_all = filtered()
+    lists = [rolled.kept_ids]
+    raw = without_lists(dataclasses.replace(rolled, rollout_logprobs=np.float32(over_all)))
+    raw.sampling = {"logprobs": "raw"}
+
+    def cause(own, theirs, given):
+        kind = own.sampling["logprobs"]
+        drift = logprob_drift([own], [theirs], kind=kind, kept_ids=given)
+        assert drift.ok or drift.causes
+        return drift.causes.get("truncated_support")
+
+    over = "the rollout's logprobs are over the ids that the sampler kept (6.0 on average), "
+    assert cause(rolled, over_all, [None]) == over + "the trainer's over all"
+    assert cause(rolled, over_all, None) == over + "the trainer's are not known"
+    assert cause(without_lists(rolled), over_all, None).startswith("1 sample has logprobs over")
+    assert cause(raw, over_lists, lists) == (
+        "the trainer's logprobs are over kept ids, the rollout's are not"
+    )
+    fewer = [Ragged.of([x[:-1].tolist() for x in rolled.kept_ids.lists()])]
+    assert cause(rolled, over_lists, fewer) == "40 of 40 lists of kept ids differ"
+    assert "another number of loss tokens" in cause(rolled, over_lists, [rolled.kept_ids[:39]])
+    assert cause(rolled, over_lists, lists) is None
+    assert cause(rolled, over_lists - 0.1, lists) is None
+    assert cause(rolled, over_lists + 0.1, None) is None  # over all ids they would fall
+    assert cause(without_lists(rolled, top_k=-1), over_all, None) is None
+    dump = dataclasses.replace(raw, kept_ids=rolled.kept_ids)  # raw: over all, whatever was kept
+    assert cause(dump, over_all - 0.1, None) is None
+
+
+def test_kept_ids_of_two_traces():
+    rolled, over_lists, over_all = filtered()
+
+    def cause(theirs, train, given=True):
+        train = dataclasses.replace(train, rollout_logprobs=np.float32(theirs))
+        drift, _ = trace_drift([rolled], [train], {"s": theirs} if given else None)
+        return drift.causes.get("truncated_support", "")
+
+    bare = without_lists(rolled)
+    assert cause(over_all, bare).endswith("the trainer's over all")
+    assert cause(over_all, bare, given=False).endswith("are not known")  # it says: filtered too
+    assert not cause(over_lists + 0.1, bare, given=False)
+    assert not cause(over_lists - 0.1, rolled)
+    rolled = bare  # neither has lists
+    assert not cause(over_lists - 0.1, bare, given=False)
+    assert cause(over_all, bare).startswith("1 sample has logprobs over")
+
+
+@pytest.mark.parametrize(("kind", "lists"), [("raw", False), ("processed", True)])
+def test_equal_ids_rule_kept_ids_out(kind, lists):
+    rolled, over_lists, _ = filtered()
+    rolled.sampling["logprobs"] = kind
+    given = [rolled.kept_ids] if lists else None
+    own = rolled if lists else without_lists(rolled)
+    drift = logprob_drift([own], [over_lists - 0.1], kind=kind, kept_ids=given)
+    assert "routing" in drift.causes["unknown"]
+    assert "truncated_support" not in drift.causes["unknown"]
+
+
+@pytest.mark.parametrize("given", [[[[1, 2]]], ["no"], [], 3])
+def test_kept_ids_that_are_none(given):
+    with pytest.raises(ArgumentError, match=r"kept_ids.+ Fix: "):
+        logprob_drift([sample([-1.0])], [np.array([-1.0])], kept_ids=given)

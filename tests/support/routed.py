@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from support.models import Gradients, logprobs_and_gradients, small_model
+from torch.overrides import TorchFunctionMode
 
 import mmpack as mp
 from mmpack.schema.sample import Sample
@@ -27,6 +28,23 @@ def routed_model(family: str = "qwen3_vl_moe") -> Any:
             if parameter.ndim == 3 and "experts" in name:
                 parameter.mul_(12)
     return model
+
+
+class Forced(TorchFunctionMode):
+    """The router's own code, in which the choice of k out of all experts is made before."""
+
+    def __init__(self, ids, experts):
+        super().__init__()
+        self.ids, self.experts = ids, experts
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "topk" and args[0].shape == (
+            len(self.ids),
+            self.experts,
+        ):
+            return args[0].gather(-1, self.ids), self.ids
+        return out
 
 
 class Engine:

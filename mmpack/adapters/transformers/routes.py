@@ -17,7 +17,13 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmpack.adapters.transformers.modules import decoder_layers
-from mmpack.adapters.transformers.router_rule import Rule, rule_of
+from mmpack.adapters.transformers.router_rule import (
+    Rule,
+    chosen_of,
+    experts_of,
+    is_router,
+    rule_of,
+)
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.packing.batch import Batch
@@ -107,7 +113,7 @@ def take_routes(whole: Any) -> list[Slot]:
         return found
     slots: list[Slot] = []
     for number, layer in enumerate(decoder_layers(whole)):
-        routers = [module for module in layer.modules() if _is_router(module)]
+        routers = [module for module in layer.modules() if is_router(module)]
         if len(routers) > 1:
             raise ModelError(
                 f"routed_experts: layer {number} of {type(whole).__name__} has {len(routers)} routers, but "
@@ -154,10 +160,10 @@ def routes_of(batch: Batch, whole: Any, what: str) -> list[torch.Tensor]:
     if layers not in (len(slots), count):
         of = f"{len(slots)} layers with experts" + ("" if len(slots) == count else f" of {count}")
         why = f"has {layers} layers, {name} has {of}"
-    elif any(router.top_k != k for router in routers):
-        why = f"has {k} experts per token, {name} takes {routers[0].top_k}"
-    elif not 0 <= (odd := _outermost_expert(batch)) < routers[0].num_experts:
-        why = f"names expert {odd}, {name} has {routers[0].num_experts} per layer"
+    elif any(chosen_of(router) != k for router in routers):
+        why = f"has {k} experts per token, {name} takes {chosen_of(routers[0])}"
+    elif not 0 <= (odd := _outermost_expert(batch)) < experts_of(routers[0]):
+        why = f"names expert {odd}, {name} has {experts_of(routers[0])} per layer"
     if why is not None:
         raise ModelError(
             f"{what}: routed_experts {why}. Fix: pass routes from an engine that runs this model"
@@ -169,7 +175,7 @@ def routes_of(batch: Batch, whole: Any, what: str) -> list[torch.Tensor]:
 def num_experts(whole: Any) -> int:
     """Of each layer that has some; 0 for a dense model."""
     routers = _routers(whole)
-    return int(routers[0].num_experts) if routers else 0
+    return experts_of(routers[0]) if routers else 0
 
 
 def recorded_rows(routes: torch.Tensor) -> torch.Tensor:
@@ -249,13 +255,13 @@ def _exchange(router: Any, args: Any, output: Any) -> Any:
     routes = slot.routes
     if routes is not None:
         slot.routes = None
-        output = _replayed(slot.rule, routes, output)
+        output = _replayed(router, slot.rule, routes, output)
     if slot.records:
         slot.taken = output[2].detach()
     return output
 
 
-def _replayed(rule: Rule, routes: torch.Tensor, output: Any) -> Any:
+def _replayed(router: Any, rule: Rule, routes: torch.Tensor, output: Any) -> Any:
     logits, weights, own = output
     if routes.shape[0] != own.shape[0]:
         raise ModelError(
@@ -263,14 +269,14 @@ def _replayed(rule: Rule, routes: torch.Tensor, output: Any) -> Any:
             "Fix: pass batch.routed_experts, as mp.pack made it"
         )
     ids = torch.where(recorded_rows(routes), routes.to(own.dtype), own)
-    return logits, rule.weights(logits, ids).to(weights.dtype), ids
+    return logits, rule.weights(logits, ids, router).to(weights.dtype), ids
 
 
 # ---- helpers -----------------------------------------------------------------------------------------
 
 
 def _routers(whole: Any) -> list[Any]:
-    return [m for layer in decoder_layers(whole) for m in layer.modules() if _is_router(m)]
+    return [m for layer in decoder_layers(whole) for m in layer.modules() if is_router(m)]
 
 
 def _takes_keywords(module: Any) -> bool:
@@ -308,9 +314,3 @@ def _rows_of(batch: Batch, what: str) -> torch.Tensor:
 def _learn_rules(whole: Any) -> None:
     for slot, router in zip(take_routes(whole), _routers(whole), strict=True):
         slot.rule = slot.rule or rule_of(router)
-
-
-def _is_router(module: Any) -> bool:
-    """One of transformers' routers, which give (logits, weights, ids)."""
-    known = all(hasattr(module, name) for name in ("top_k", "num_experts", "hidden_dim"))
-    return known and "router" in type(module).__name__.lower()

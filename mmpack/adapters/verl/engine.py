@@ -28,7 +28,7 @@ from mmpack.families import Family, family_of_config
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
-from mmpack.schema.routes import compact_routes
+from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
 
 REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
@@ -207,11 +207,11 @@ def samples_of(micro_batch: Any, family: Family, experts: int = 0) -> list[Sampl
 
 
 def _routes(micro_batch: Any, ends: list[int], experts: int) -> list[np.ndarray | None]:
-    """[j, layers, k] of each row, where verl's rollout recorded them and the model has experts."""
+    """[j, layers with experts, k] of each row, where verl's rollout recorded them and the model has experts."""
     given = micro_batch.get("routed_experts", None) if experts else None
     if given is None:
         return [None] * (len(ends) - 1)
-    flat = given.values().cpu().numpy()
+    flat = layers_with_experts(given.values().cpu().numpy())  # rollouts have dense layers too
     return [compact_routes(flat[a:b], experts) for a, b in pairwise(ends)]
 
 

@@ -6,26 +6,32 @@ token: the terms are never made, `mp.policy_loss` takes advantages that carry th
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmpack.adapters.vime.kept import whole_numbers
-from mmpack.adapters.vime.megatron import backends, ranks
-from mmpack.adapters.vime.places import Layout, places
+from mmpack.adapters.vime.megatron import backends
+from mmpack.adapters.vime.off_policy import (
+    Reduce,
+    Samples,
+    function_at,
+    needed,
+    off_policy_of,
+    per_sample,
+    samples_of,
+    spread,
+    token_weights,
+)
 from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.errors import ArgumentError, check_name
-from mmpack.losses.correction import correction_weights
-from mmpack.losses.kl import LOG_RATIO_BOUND, k3
+from mmpack.losses.kl import k3
 from mmpack.losses.policy.loss import policy_loss
 from mmpack.losses.samples import per_token
-from mmpack.ops.segments import segment_sum
 
-Reduce = Callable[[Tensor], Tensor]
 KL_KINDS = ("k1", "k2", "k3", "low_var_kl")
 LOW_VAR_BOUND = 10.0  # their clamp of low_var_kl
 
@@ -66,7 +72,7 @@ def loss(
     )
     _note(batch, found["log_probs"])
     logprobs, entropy = torch.cat(found["log_probs"]), torch.cat(found["entropy"])
-    samples = _samples(batch, logprobs.device)
+    samples = samples_of(batch, logprobs.device)
     if kept:
         logprobs = logprobs + _lost(batch, samples)
     trained = _column(batch, "log_probs")
@@ -74,14 +80,14 @@ def loss(
     rollout = _column(batch, "rollout_log_probs")
     old = trained
     if args.use_rollout_logprobs:
-        old = _needed(rollout, "use_rollout_logprobs", "rollout_log_probs")
+        old = needed(rollout, "use_rollout_logprobs", "rollout_log_probs")
 
     weight = token_weights(sum_of_sample_mean, logprobs)
-    off_policy = _off_policy(args, batch, trained, rollout, weight, sum_of_sample_mean)
+    off_policy = off_policy_of(args, batch, trained, rollout, weight, sum_of_sample_mean)
     weight, plain = off_policy.weight, weight
     surrogate_weight = weight
     if getattr(args, "custom_pg_loss_reducer_function_path", None) is not None:
-        make = _function(args.custom_pg_loss_reducer_function_path)
+        make = function_at(args.custom_pg_loss_reducer_function_path)
         reducer = make(
             batch["total_lengths"],
             batch["response_lengths"],
@@ -103,7 +109,7 @@ def loss(
     gap = (old - logprobs).detach()
     mean_gap = None
     if args.use_opsm or args.advantage_estimator == "gspo":
-        mean_gap = _per_sample(gap, samples)
+        mean_gap = per_sample(gap, samples)
     reported: dict[str, Tensor] = {}
     scale = surrogate_weight * off_policy.importance
     if args.use_opsm and mean_gap is not None:
@@ -118,7 +124,7 @@ def loss(
     surrogate = _surrogate(args, samples, logprobs, old, gap, scale * advantages, high)
     total = surrogate - args.entropy_coef * _sum(weight, entropy)
     if args.use_kl_loss:
-        ref = _needed(_column(batch, "ref_log_probs"), "use_kl_loss", "ref_log_probs")
+        ref = needed(_column(batch, "ref_log_probs"), "use_kl_loss", "ref_log_probs")
         ratio = (logprobs - old).exp() if args.use_unbiased_kl else None
         kl = _sum(weight, approx_kl(logprobs, clean(ref), args.kl_loss_type, ratio))
         total = total + args.kl_loss_coef * kl
@@ -142,19 +148,6 @@ def loss(
     return total, {name: x.detach().clone() for name, x in reported.items()}
 
 
-def token_weights(reduce: Reduce, like: Tensor) -> Tensor:
-    """The weight [N] of each term in a reduction that is linear in the terms: its gradient."""
-    # a backward of its own, which the hooks of a checkpoint around the loss must not see
-    plain = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    with torch.enable_grad(), plain:
-        terms = torch.zeros_like(like, dtype=torch.float32, requires_grad=True)
-        reduced = reduce(terms)
-        if not isinstance(reduced, Tensor) or not reduced.requires_grad:
-            return terms.detach()  # of no sample
-        (weight,) = torch.autograd.grad(reduced, terms)
-    return weight
-
-
 def approx_kl(
     logprobs: Tensor, ref_logprobs: Tensor, kind: str, importance: Tensor | None = None
 ) -> Tensor:
@@ -171,56 +164,9 @@ def approx_kl(
     return kl.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var_kl" else kl
 
 
-class _Samples(NamedTuple):
-    """The samples of a micro-batch, as far as this context-parallel rank has them."""
-
-    masks: Tensor  # [N] float32, loss masks of this rank's response tokens
-    offsets: Tensor  # [B + 1] int64 into N
-    responses: list[np.ndarray]  # per sample int64, index into its response of this rank's tokens
-    counts: Tensor  # [B] float64, loss tokens of the whole sample, at least 1
-    cp_group: Any  # None for one rank
-
-
-class _OffPolicy(NamedTuple):
-    importance: Tensor | float  # [N], what the surrogate is multiplied by
-    weight: Tensor  # [N], of what is left after rejection
-    masks: Sequence[Tensor]
-    metrics: dict[str, Tensor] | None  # [N] each
-
-
-def _samples(batch: Mapping[str, Any], device: torch.device) -> _Samples:
-    here = ranks()
-    masks = list(batch["loss_masks"])
-    counts = torch.stack([m.sum() for m in masks]).double().clamp(min=1) if masks else None
-    layout: Layout = "zigzag" if here.cp_size > 1 else "single"
-    own = places(
-        batch["total_lengths"], batch["response_lengths"], layout, here.cp_rank, here.cp_size, None
-    ).responses
-    if here.cp_size > 1:
-        index = (torch.from_numpy(x).to(device, non_blocking=True) for x in own)
-        masks = [m[at] for m, at in zip(masks, index, strict=True)]
-    offsets = torch.tensor([0, *(len(x) for x in own)]).cumsum(0).to(device, non_blocking=True)
-    none = torch.zeros(0, device=device)
-    return _Samples(
-        torch.cat([none, *masks]),
-        offsets,
-        own,
-        none.double() if counts is None else counts,
-        here.cp_group,
-    )
-
-
-def _per_sample(values: Tensor, samples: _Samples) -> Tensor:
-    """[N] float64: the mean over the sample's loss tokens, of all context-parallel ranks, at each of its tokens."""
-    sums = segment_sum(values.double() * samples.masks, samples.offsets)
-    if samples.cp_group is not None:
-        torch.distributed.all_reduce(sums, group=samples.cp_group)
-    return per_token(sums / samples.counts, samples.offsets, len(values))
-
-
 def _surrogate(
     args: Any,
-    samples: _Samples,
+    samples: Samples,
     logprobs: Tensor,
     old: Tensor,
     gap: Tensor,
@@ -253,69 +199,11 @@ def _surrogate(
     same = torch.zeros_like(gap)
     log_ratio = logprobs - logprobs.detach() - gap
     above, below = (
-        of(log_ratio, same, _spread(part, samples).to(gap.dtype))
+        of(log_ratio, same, spread(part, samples).to(gap.dtype))
         for part in (advantages.clamp(min=0), advantages.clamp(max=0))
     )
     slope = above + below
     return of(-gap, same, advantages) + (slope - slope.detach())
-
-
-def _spread(values: Tensor, samples: _Samples) -> Tensor:
-    """The sum over each sample [N], in equal shares at its loss tokens."""
-    everywhere = samples._replace(masks=torch.ones_like(samples.masks))
-    return _per_sample(values, everywhere) * samples.masks
-
-
-def _off_policy(
-    args: Any,
-    batch: Mapping[str, Any],
-    trained: Tensor,
-    rollout: Tensor | None,
-    weight: Tensor,
-    reduce: Reduce,
-) -> _OffPolicy:
-    """Importance weights between the engine that sampled and the trainer, by their options."""
-    masks = batch["loss_masks"]
-    if not (args.get_mismatch_metrics or args.use_tis):
-        return _OffPolicy(1.0, weight, masks, None)
-    rollout = _needed(rollout, "use_tis", "rollout_log_probs")
-    read = weight != 0
-    if getattr(args, "custom_tis_function_path", None) is None:
-        trained, rollout = torch.where(read, trained, 0.0), torch.where(read, rollout, 0.0)
-        cu_loss = torch.tensor([0, len(trained)], device=trained.device, dtype=torch.int32)
-        importance, cut = correction_weights(
-            trained, rollout, cu_loss, "tis", low=args.tis_clip_low, high=args.tis_clip
-        )
-        ratio = (trained - rollout).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-        metrics = {"tis": ratio, "tis_clipfrac": cut.float(), "tis_abs": (ratio - 1).abs()}
-        return _OffPolicy(importance.float(), weight, masks, metrics)
-    with torch.no_grad():
-        importance, modified, metrics = _function(args.custom_tis_function_path)(
-            args=args,
-            pg_loss=torch.ones_like(trained),
-            train_log_probs=list(trained.split([len(x) for x in batch["rollout_log_probs"]])),
-            rollout_log_probs=batch["rollout_log_probs"],
-            loss_masks=masks,
-            total_lengths=batch["total_lengths"],
-            response_lengths=batch["response_lengths"],
-        )
-    if modified is not masks:
-        weight = token_weights(_reducer(args, batch, modified, reduce), trained)
-    return _OffPolicy(torch.where(weight != 0, importance, 0.0), weight, modified, metrics)
-
-
-def _reducer(
-    args: Any, batch: Mapping[str, Any], masks: Sequence[Tensor], reduce: Reduce
-) -> Reduce:
-    """Theirs again, of masks that a rejection changed. By the function that made the first one."""
-    make = importlib.import_module(reduce.__module__).get_sum_of_sample_mean
-    lengths = batch["total_lengths"], batch["response_lengths"]
-    made: Reduce
-    if "rollout_mask_sums" in batch:
-        made = make(*lengths, masks, batch["rollout_mask_sums"], args.calculate_per_token_loss)
-    else:  # before there were rollouts of several samples
-        made = make(*lengths, masks, args.calculate_per_token_loss, args.qkv_format, None)
-    return made
 
 
 def _clipped(args: Any, gap: Tensor, advantages: Tensor, high: float) -> Tensor:
@@ -354,7 +242,7 @@ def _refuse_empty(i: int, mask: Tensor, offsets: Tensor) -> None:
         )
 
 
-def _lost(batch: Mapping[str, Any], samples: _Samples) -> Tensor:
+def _lost(batch: Mapping[str, Any], samples: Samples) -> Tensor:
     """[N]: NaN at a loss token whose list of kept ids is empty, which scores nothing; 0 elsewhere."""
     empty = [np.zeros(0, bool)]
     for ends, own in zip(batch["rollout_top_p_token_offsets"], samples.responses, strict=True):
@@ -377,20 +265,5 @@ def _column(batch: Mapping[str, Any], name: str) -> Tensor | None:
     return torch.cat(list(batch[name])) if batch.get(name) else None
 
 
-def _needed(column: Tensor | None, option: str, name: str) -> Tensor:
-    if column is None:
-        raise ArgumentError(
-            f"vime: {option} is on, and the batch has no {name}. Fix: let the rollout record it, or turn the option off"
-        )
-    return column
-
-
 def _sum(weight: Tensor, terms: Tensor) -> Tensor:
     return (weight * terms).sum()
-
-
-def _function(path: str) -> Callable[..., Any]:
-    """As their `load_function`: a module's attribute."""
-    module, _, name = path.rpartition(".")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mmpack.adapters.vllm.engine import VllmEngine
-from mmpack.adapters.vllm.samples import from_samples
+from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.errors import ArgumentError, ModelError, installed_version, kind_of
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Recorder, Rows

@@ -1,43 +1,30 @@
-"""vLLM's request outputs as samples, and samples or packed batches as inputs that its engine takes as they are.
+"""vLLM's request outputs as samples.
 
 A sample is made of three objects of vLLM's: the prompt that was handed in (its pictures), the engine input that the
-renderer made of it (expanded ids, placeholder ranges, hashes, pixels, grids), and the RequestOutput. The way back makes
-engine inputs again, so that nothing is tokenised, resized or expanded a second time.
+renderer made of it (expanded ids, placeholder ranges, hashes, pixels, grids), and the RequestOutput.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmpack.adapters.engine_routes import routes_of_rows
-from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium, pixels_of
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
 from mmpack.adapters.rendered import MediaStore, processed_medium
-from mmpack.adapters.row_sample import continued_positions
 from mmpack.adapters.vllm.cache import item_of, items_of
-from mmpack.adapters.vllm.kept import Step, kept_ids
+from mmpack.adapters.vllm.completions import LOGPROB_KINDS, sample_of
 from mmpack.errors import ArgumentError
-from mmpack.layout.fingerprint import content_hash, fingerprint
-from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
+from mmpack.layout.fingerprint import content_hash
+from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.occurrences import Placed, spans_of
-from mmpack.packing.batch import PackedBatch
-from mmpack.packing.media import held_pixels
-from mmpack.packing.pixels import as_floats
-from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
-from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
-
-LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
-_FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
-Run = tuple[int, int, Medium]  # start, stop, what the placeholders stand for
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import ModalitySpan
 
 
 def to_samples(
@@ -123,140 +110,6 @@ def to_samples(
     return out
 
 
-def from_samples(
-    samples: Sequence[Sample],
-    responses: bool = True,
-    media: Mapping[str, Any] | None = None,
-    engine_hashes: bool = False,
-) -> list[Any]:
-    """Engine inputs with the samples' own ids, pixels and placeholder ranges, for `LLMEngine.add_request`.
-
-    Args:
-        responses: with what was sampled, to be scored (`prompt_logprobs`) or continued; False: up to the first loss
-            token, to be sampled anew.
-        media: cache key -> pixels, of samples that hold none.
-        engine_hashes: the hash of a medium is the one that vLLM gave it, where it did, and not its `cache_key`.
-
-    Pixels are normalised: the engine must not do it again (`mm_device_do_normalize=False`).
-    Raises: SchemaError (MM404) for media without pixels.
-    """
-    return [
-        _engine_input(s.input_ids[: _stop(s, responses)], _runs(s, responses, media), engine_hashes)
-        for s in samples
-    ]
-
-
-def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
-    """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
-    rows, placeholder_ids = batch.input_ids.shape[0], batch.family_of().placeholder_ids
-    medium = np.full(rows, -1)
-    begin = np.zeros(rows, dtype=np.int64)
-    tokens = batch.input_ids.cpu().numpy()
-    for span, index in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
-        medium[span.start : span.stop] = index
-        begin[span.start : span.stop] = span.start
-        placeholder = placeholder_ids[span.modality]
-        text = tokens[span.start : span.stop] != placeholder  # between the frames of a video
-        medium[span.start : span.stop][text] = -1
-    columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)
-    pieces = batch.unpack_tokens(torch.cat([batch.input_ids[:, None], columns], dim=1))
-    values = pixels_of(batch)
-    media = [dataclasses.replace(m, pixel_values=values.get(m.cache_key)) for m in batch.media]
-    ends = [piece.shape[0] for piece in pieces]
-    if not responses:
-        first = batch.unpack_loss(batch.loss_token_index)
-        ends = [int(t[0]) if len(t) else end for t, end in zip(first, ends, strict=True)]
-    out = []
-    for piece, end in zip(pieces, ends, strict=True):
-        ids, of, start = piece[:end].cpu().numpy().T
-        cuts = 1 + np.flatnonzero((np.diff(of) != 0) | (np.diff(start) != 0))
-        edges = [0, *cuts.tolist(), len(ids)] if len(ids) else []
-        runs = [(a, b, media[of[a]]) for a, b in pairwise(edges) if of[a] >= 0]
-        out.append(_engine_input(ids, runs))
-    return out
-
-
-def _stop(sample: Sample, responses: bool) -> int:
-    return len(sample) if responses or not sample.loss_spans else sample.loss_spans[0].start
-
-
-def _runs(sample: Sample, responses: bool, store: Mapping[str, Any] | None) -> list[Run]:
-    stop = _stop(sample, responses)
-    spans = [s for s in sample.modality_spans if s.stop <= stop]
-    shown = {s.media_index for s in spans}
-    media = {k: _as_floats(sample.media[k], sample, store) for k in sorted(shown)}
-    return [(s.start, s.stop, media[s.media_index]) for s in spans]
-
-
-def _as_floats(medium: Medium, sample: Sample, store: Mapping[str, Any] | None) -> Medium:
-    """The medium as an engine takes it: pixels that are bytes become what its processor makes of them."""
-    [found] = held_pixels([medium], "from_samples", store)
-    pixels = as_floats(found, medium.modality, sample.processor)
-    return dataclasses.replace(medium, pixel_values=pixels)
-
-
-def _engine_input(ids: np.ndarray, runs: Sequence[Run], engine_hashes: bool = False) -> Any:
-    """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
-    from transformers import BatchFeature
-    from vllm.inputs import mm_input, tokens_input
-    from vllm.multimodal.inputs import (
-        MultiModalFieldConfig,
-        MultiModalKwargsItems,
-        PlaceholderRange,
-    )
-
-    tokens = [int(i) for i in ids]
-    if not runs:
-        return tokens_input(tokens)
-    data: dict[str, Any] = {}
-    config: dict[str, Any] = {}
-    hashes: dict[str, list[str]] = {}
-    ranges: dict[str, list[Any]] = {}
-    for modality in GRIDS:
-        items = _items([run for run in runs if run[2].modality == modality])
-        if not items:
-            continue
-        media = [medium for _, medium in items]
-        pixels = held_pixels(media, "from_samples")
-        grids = torch.tensor([m.grid_thw for m in media])
-        data[GRIDS[modality]] = grids
-        config[GRIDS[modality]] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
-        data[PIXELS[modality]] = torch.cat([torch.as_tensor(p) for p in pixels])
-        config[PIXELS[modality]] = MultiModalFieldConfig.flat_from_sizes(modality, grids.prod(-1))
-        seconds = [m.second_per_grid_ts for m in media]
-        if None not in seconds:  # only videos have them, and not of every family
-            data[SECONDS] = torch.tensor(seconds)
-            config[SECONDS] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
-        own = "vllm_hash" if engine_hashes else ""
-        hashes[modality] = [m.metadata.get(own, m.cache_key) for m in media]
-        ranges[modality] = [_range(PlaceholderRange, spans) for spans, _ in items]
-    kwargs = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), config)
-    return mm_input(tokens, kwargs, hashes, ranges)
-
-
-def _items(runs: Sequence[Run]) -> list[tuple[list[tuple[int, int]], Medium]]:
-    """Runs by the medium that they fill: as many runs as its tokens need belong to one item."""
-    out: list[tuple[list[tuple[int, int]], Medium]] = []
-    left = 0
-    for start, stop, medium in runs:
-        if left == 0:
-            out.append(([], medium))
-            left = medium.num_tokens
-        out[-1][0].append((start, stop))
-        left -= stop - start
-    return out
-
-
-def _range(make: Any, spans: list[tuple[int, int]]) -> Any:
-    offset, length = spans[0][0], spans[-1][1] - spans[0][0]
-    if len(spans) == 1:
-        return make(offset=offset, length=length)
-    filled = torch.zeros(length, dtype=torch.bool)
-    for start, stop in spans:
-        filled[start - offset : stop - offset] = True
-    return make(offset=offset, length=length, is_embed=filled)
-
-
 def _media(
     given: Any,
     own: Mapping[str, Any],
@@ -329,105 +182,3 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
         mean, std = (torch.tensor(part[name])[:, None] for name in ("image_mean", "image_std"))
         values = (values - mean) / std
     return values.flatten(1).numpy()
-
-
-def sample_of(
-    where: str,
-    sample_id: str,
-    group_id: str,
-    output: Any,
-    completion: Any,
-    media: list[Medium],
-    spans: list[ModalitySpan],
-    place: tuple[np.ndarray, int] | None,
-    settings: dict[str, Any],
-    params: Any,
-    logprobs_mode: str,
-    tokenizer: Any,
-    engine: dict[str, Any] | None,
-) -> Sample:
-    """A RequestOutput's completion as a sample; `where` is for errors.
-
-    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens.
-    """
-    response = [int(i) for i in completion.token_ids]
-    start = len(output.prompt_token_ids)
-    ids = np.array([*output.prompt_token_ids, *response], dtype=np.int64)
-    steps = _steps(completion.logprobs)
-    logprobs, likeliest = _logprobs(steps, response)
-    kept = kept_ids(completion, steps, params, logprobs_mode, where)
-    versions = [
-        PolicyVersion(start + span.start, start + span.end, span.version)
-        for span in completion.weight_versions or ()
-    ]
-    return Sample(
-        sample_id=sample_id,
-        group_id=group_id,
-        family=settings["family"],
-        input_ids=ids,
-        media=media,
-        modality_spans=spans,
-        loss_spans=[LossSpan(start, len(ids), turn=0)],
-        position_ids=None if place is None else continued_positions(*place, len(ids)),
-        attention_mask=np.ones(len(ids), dtype=np.int8),
-        processor=settings,
-        processor_fingerprint=fingerprint(settings),
-        rollout_logprobs=logprobs,
-        kept_ids=kept,
-        sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
-        | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
-        finish_reason=_FINISHED.get(completion.finish_reason),
-        routed_experts=_routes(completion, len(ids), where),
-        policy_versions=versions or None,
-        prefix_cached_tokens=output.num_cached_tokens,
-        metadata={
-            RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response)),
-            "argmax_ids": likeliest,
-            "engine": {
-                **(engine or {}),
-                "request_id": output.request_id,
-                "index": completion.index,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-            },
-        },
-    )
-
-
-def _steps(found: Any) -> list[Step] | None:
-    """Ids, logprobs and ranks of each step, of dicts of Logprob or of vLLM's FlatLogprobs."""
-    if found is None:
-        return None
-    if hasattr(found, "start_indices"):  # item by item it would make an object of each id
-        columns = (found.token_ids, found.logprobs, found.ranks)
-        ids, logprobs, ranks = (np.asarray(column) for column in columns)
-        bounds = zip(found.start_indices, found.end_indices, strict=True)
-        return [(ids[a:b], logprobs[a:b], ranks[a:b]) for a, b in bounds]
-    return [
-        (
-            np.fromiter(step, np.int64, len(step)),
-            np.array([of.logprob for of in step.values()]),
-            np.array([of.rank for of in step.values()]),
-        )
-        for step in found
-    ]
-
-
-def _routes(completion: Any, length: int, where: str) -> np.ndarray | None:
-    """Of an engine with `enable_return_routed_experts=True`."""
-    rows = getattr(completion, "routed_experts", None)
-    return None if rows is None else routes_of_rows(rows, length, where)
-
-
-def _logprobs(
-    steps: list[Step] | None, response: list[int]
-) -> tuple[np.ndarray | None, list[int | None] | None]:
-    """float32 [n] of the sampled ids, and the likeliest id of each step where the engine was asked for it."""
-    if steps is None:
-        return None, None
-    sampled, likeliest = [], []
-    for (ids, logprobs, ranks), token in zip(steps, response, strict=True):
-        sampled.append(logprobs[np.flatnonzero(ids == token)[0]])
-        first = np.flatnonzero(ranks == 1)
-        likeliest.append(int(ids[first[0]]) if len(first) else None)
-    return np.array(sampled, dtype=np.float32), likeliest

@@ -1,0 +1,157 @@
+"""Samples and packed batches as inputs that vLLM's engine takes as they are.
+
+The way back of `samples`: nothing is tokenised, resized or expanded a second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, pixels_of
+from mmpack.packing.batch import PackedBatch
+from mmpack.packing.media import held_pixels
+from mmpack.packing.pixels import as_floats
+from mmpack.schema.media import Medium
+from mmpack.schema.sample import Sample
+
+Run = tuple[int, int, Medium]  # start, stop, what the placeholders stand for
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    responses: bool = True,
+    media: Mapping[str, Any] | None = None,
+    engine_hashes: bool = False,
+) -> list[Any]:
+    """Engine inputs with the samples' own ids, pixels and placeholder ranges, for `LLMEngine.add_request`.
+
+    Args:
+        responses: with what was sampled, to be scored (`prompt_logprobs`) or continued; False: up to the first loss
+            token, to be sampled anew.
+        media: cache key -> pixels, of samples that hold none.
+        engine_hashes: the hash of a medium is the one that vLLM gave it, where it did, and not its `cache_key`.
+
+    Pixels are normalised: the engine must not do it again (`mm_device_do_normalize=False`).
+    Raises: SchemaError (MM404) for media without pixels.
+    """
+    return [
+        _engine_input(s.input_ids[: _stop(s, responses)], _runs(s, responses, media), engine_hashes)
+        for s in samples
+    ]
+
+
+def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
+    """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
+    rows, placeholder_ids = batch.input_ids.shape[0], batch.family_of().placeholder_ids
+    medium = np.full(rows, -1)
+    begin = np.zeros(rows, dtype=np.int64)
+    tokens = batch.input_ids.cpu().numpy()
+    for span, index in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
+        medium[span.start : span.stop] = index
+        begin[span.start : span.stop] = span.start
+        placeholder = placeholder_ids[span.modality]
+        text = tokens[span.start : span.stop] != placeholder  # between the frames of a video
+        medium[span.start : span.stop][text] = -1
+    columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)
+    pieces = batch.unpack_tokens(torch.cat([batch.input_ids[:, None], columns], dim=1))
+    values = pixels_of(batch)
+    media = [dataclasses.replace(m, pixel_values=values.get(m.cache_key)) for m in batch.media]
+    ends = [piece.shape[0] for piece in pieces]
+    if not responses:
+        first = batch.unpack_loss(batch.loss_token_index)
+        ends = [int(t[0]) if len(t) else end for t, end in zip(first, ends, strict=True)]
+    out = []
+    for piece, end in zip(pieces, ends, strict=True):
+        ids, of, start = piece[:end].cpu().numpy().T
+        cuts = 1 + np.flatnonzero((np.diff(of) != 0) | (np.diff(start) != 0))
+        edges = [0, *cuts.tolist(), len(ids)] if len(ids) else []
+        runs = [(a, b, media[of[a]]) for a, b in pairwise(edges) if of[a] >= 0]
+        out.append(_engine_input(ids, runs))
+    return out
+
+
+def _stop(sample: Sample, responses: bool) -> int:
+    return len(sample) if responses or not sample.loss_spans else sample.loss_spans[0].start
+
+
+def _runs(sample: Sample, responses: bool, store: Mapping[str, Any] | None) -> list[Run]:
+    stop = _stop(sample, responses)
+    spans = [s for s in sample.modality_spans if s.stop <= stop]
+    shown = {s.media_index for s in spans}
+    media = {k: _as_floats(sample.media[k], sample, store) for k in sorted(shown)}
+    return [(s.start, s.stop, media[s.media_index]) for s in spans]
+
+
+def _as_floats(medium: Medium, sample: Sample, store: Mapping[str, Any] | None) -> Medium:
+    """The medium as an engine takes it: pixels that are bytes become what its processor makes of them."""
+    [found] = held_pixels([medium], "from_samples", store)
+    pixels = as_floats(found, medium.modality, sample.processor)
+    return dataclasses.replace(medium, pixel_values=pixels)
+
+
+def _engine_input(ids: np.ndarray, runs: Sequence[Run], engine_hashes: bool = False) -> Any:
+    """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
+    from transformers import BatchFeature
+    from vllm.inputs import mm_input, tokens_input
+    from vllm.multimodal.inputs import (
+        MultiModalFieldConfig,
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+
+    tokens = [int(i) for i in ids]
+    if not runs:
+        return tokens_input(tokens)
+    data: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    hashes: dict[str, list[str]] = {}
+    ranges: dict[str, list[Any]] = {}
+    for modality in GRIDS:
+        items = _items([run for run in runs if run[2].modality == modality])
+        if not items:
+            continue
+        media = [medium for _, medium in items]
+        pixels = held_pixels(media, "from_samples")
+        grids = torch.tensor([m.grid_thw for m in media])
+        data[GRIDS[modality]] = grids
+        config[GRIDS[modality]] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
+        data[PIXELS[modality]] = torch.cat([torch.as_tensor(p) for p in pixels])
+        config[PIXELS[modality]] = MultiModalFieldConfig.flat_from_sizes(modality, grids.prod(-1))
+        seconds = [m.second_per_grid_ts for m in media]
+        if None not in seconds:  # only videos have them, and not of every family
+            data[SECONDS] = torch.tensor(seconds)
+            config[SECONDS] = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
+        own = "vllm_hash" if engine_hashes else ""
+        hashes[modality] = [m.metadata.get(own, m.cache_key) for m in media]
+        ranges[modality] = [_range(PlaceholderRange, spans) for spans, _ in items]
+    kwargs = MultiModalKwargsItems.from_hf_inputs(BatchFeature(data), config)
+    return mm_input(tokens, kwargs, hashes, ranges)
+
+
+def _items(runs: Sequence[Run]) -> list[tuple[list[tuple[int, int]], Medium]]:
+    """Runs by the medium that they fill: as many runs as its tokens need belong to one item."""
+    out: list[tuple[list[tuple[int, int]], Medium]] = []
+    left = 0
+    for start, stop, medium in runs:
+        if left == 0:
+            out.append(([], medium))
+            left = medium.num_tokens
+        out[-1][0].append((start, stop))
+        left -= stop - start
+    return out
+
+
+def _range(make: Any, spans: list[tuple[int, int]]) -> Any:
+    offset, length = spans[0][0], spans[-1][1] - spans[0][0]
+    if len(spans) == 1:
+        return make(offset=offset, length=length)
+    filled = torch.zeros(length, dtype=torch.bool)
+    for start, stop in spans:
+        filled[start - offset : stop - offset] = True
+    return make(offset=offset, length=length, is_embed=filled)
