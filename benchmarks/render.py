@@ -35,6 +35,8 @@ CHAIN_BEGIN, CHAIN_END = "<!-- chain: benchmarks/render.py -->\n", "<!-- /chain 
 HEAD = """# Performance
 """
 SOURCE = "Made by `benchmarks/render.py` from `benchmarks/results/`"
+OVERVIEW_HEAD = """## One case of each page
+"""
 OPS_HEAD = """## Single ops
 
 Each benchmark first holds its op to the numerical contract and stops where it fails.
@@ -134,14 +136,15 @@ def _chain(op: dict[str, Any]) -> str:
 def _first_page(
     charts: dict[str, draw.Chart], rows: list[dict[str, Any]], ran: str, ops: dict[str, Any]
 ) -> str:
-    parts = [HEAD]
+    parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran)]
     if "overview" in charts:
         devices = dict.fromkeys(
             [*(r["device"] for r in rows[:1]), *(op["device"] for op in ops.values())]
         )
         said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
-        parts += [_shown(charts["overview"], f"{OPS.name}/overview.svg"), said, "", OVERVIEW_RUN]
-    parts += [f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran), OPS_HEAD]
+        shown_chart = _shown(charts["overview"], f"{OPS.name}/overview.svg")
+        parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
+    parts.append(OPS_HEAD)
     shown = [name for name in ops if name in charts]
     links = [f"- [{ops[name]['op']}]({OPS.name}/{name}.md): {charts[name].title}" for name in shown]
     return "\n".join([*parts, *links]) + "\n"

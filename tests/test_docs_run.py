@@ -310,7 +310,7 @@ def test_planning(yours, samples, tmp_path, monkeypatch, capsys):
 
 def test_speed():
     sample = make_sample([("text", range(5)), ("response", [1, 2, 3])], "a")
-    names = {"model": tiny_qwen2_5_vl(), "batch": mp.pack([sample])}
+    names = {"model": tiny_qwen2_5_vl(), "batch": mp.pack([sample]), "made_up": mp.pack([sample])}
     with torch.compiler.set_stance("force_eager"):
         assert run("docs/speed.md", names)["logprobs"].shape == (3,)
 

@@ -225,6 +225,7 @@ def _names(
     cuda = device.type == "cuda"
     chosen = {
         "attention": os.environ.get("MMPACK_ATTENTION"),
+        "tower_attention": os.environ.get("MMPACK_TOWER_ATTENTION"),
         "liger": options.liger or None,
         "layers": options.layers,
         "tiny": options.tiny or None,

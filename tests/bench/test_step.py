@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.process import call_mmpack
 
-from mmpack.bench import agreement, models
+from mmpack.bench import agreement, models, step
 from mmpack.bench.peers import PEERS
 from mmpack.bench.step import Options, case_of, run
 from mmpack.errors import ArgumentError, BackendError, installed_version
@@ -48,6 +48,22 @@ def test_a_report(report):
     assert padded["error"] == padded["padded_error"] == shared["padded_error"]
     for row in (padded, shared):  # float32 beside float64
         assert 0 < row["error"]["gradients"] < 1e-5 and 0 < row["error"]["logprobs"] < 1e-5
+
+
+def test_a_row_says_which_attention_was_asked_for(monkeypatch):
+    """Else it would take the place of the row that mmpack chose for."""
+    options = Options([NAME], ["geo"], ["shared"], tiny=True)
+    for name in ("MMPACK_ATTENTION", "MMPACK_TOWER_ATTENTION"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    plain = step._names(options, NAME, "geo", "shared", CPU, 1)
+    monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "varlen")
+    tower = step._names(options, NAME, "geo", "shared", CPU, 1)
+    monkeypatch.setenv("MMPACK_ATTENTION", "sdpa")
+    both = step._names(options, NAME, "geo", "shared", CPU, 1)
+    assert plain["options"] == {"tiny": True}
+    assert tower["options"] == {"tiny": True, "tower_attention": "varlen"}
+    assert both["options"] == tower["options"] | {"attention": "sdpa"}
 
 
 @pytest.mark.slow

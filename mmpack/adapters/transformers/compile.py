@@ -105,7 +105,8 @@ class CompiledForward:
         self.compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _no_view(args), _of_one_block(kwargs)
+        if self.keyword == TOWER_KEYWORD:
+            args, kwargs = _of_any_block(args, kwargs)
         if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
             return self._eager()(*args, **kwargs)
         if self.compiled is None:
@@ -188,18 +189,19 @@ class CompiledPart(CompiledForward):
         return self.whole.packed
 
 
-def _no_view(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A view's base is part of a graph's guards: the tower's first block would have a graph of its own."""
-    return tuple(x.clone() if torch.is_tensor(x) and x._is_view() else x for x in args)
+def _of_any_block(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a vision block in the form that all blocks get, so that they share a graph.
 
-
-def _of_one_block(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of a vision block with its own plan alone: windows and whole pictures look alike, and share a graph."""
+    Its own plan alone, of windows or of whole pictures; no view, as the first block's rows are: graphs guard its base.
+    """
     plans, lengths = kwargs.get(TOWER_KEYWORD), kwargs.get("cu_seqlens")
     plan = None if plans is None or lengths is None else plans.of(lengths)
     if plan is None:
-        return kwargs
-    return kwargs | {TOWER_KEYWORD: TowerPlans(plan, None), "cu_seqlens": plan.cu_seqlens}
+        return args, kwargs
+    rows = tuple(x.clone() if torch.is_tensor(x) and x._is_view() else x for x in args)
+    return rows, kwargs | {TOWER_KEYWORD: TowerPlans(plan, None), "cu_seqlens": plan.cu_seqlens}
 
 
 def has_compiled_text(whole: Any) -> bool:
