@@ -6,7 +6,6 @@ Videos are taken as sampled frames: `do_sample_frames=False`, with `video_metada
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -220,8 +219,8 @@ class PixtralProcessor(transformers.ProcessorMixin):
     """Mistral 3's. transformers' own can't be imported without torchvision; this writes and returns what it does."""
 
     # what a call does not say; one's own may be set, as on transformers' class
-    text_kwargs: Mapping[str, Any] = MappingProxyType({"return_tensors": "pt"})
-    images_kwargs: Mapping[str, Any] = MappingProxyType({"return_tensors": "pt"})
+    text_kwargs: Any = MappingProxyType({"return_tensors": "pt"})
+    images_kwargs: Any = MappingProxyType({"return_tensors": "pt"})
 
     def __init__(
         self,
