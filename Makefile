@@ -11,7 +11,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
-FRAMEWORKS := verl openrlhf sglang renderers deepspeed plane logging hub
+FRAMEWORKS := verl openrlhf sglang renderers deepspeed quantized plane logging hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang

@@ -30,9 +30,10 @@ def adapted(name, **settings):
     if not get_kit(name).available:
         pytest.skip(f"this transformers has no {name}")
     torch.manual_seed(0)
-    config = peft.LoraConfig(r=2, target_modules="all-linear", **settings)
     # spread by 2: adapters in every Linear on weights spread further round more than 1e-5 in separate forwards too
-    model = peft.get_peft_model(small_model(name, 2.0), config).eval()
+    base = small_model(name, 2.0)
+    config = peft.LoraConfig(r=2, target_modules=get_kit(name).lora_targets(base), **settings)
+    model = peft.get_peft_model(base, config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "lora_B" in parameter_name:

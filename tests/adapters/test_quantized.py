@@ -12,7 +12,7 @@ from mmpack.contracts import TOLERANCES
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.adapter
+pytestmark = pytest.mark.quantized
 
 CLOSE = TOLERANCES["layouts"].value
 SETTINGS = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}

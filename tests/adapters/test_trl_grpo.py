@@ -439,6 +439,26 @@ def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch):
             grpo.refuse_unsupported(changed)
 
 
+@pytest.mark.parametrize("name", ["minicpmv4_6", "kimi_k25"])
+def test_pictures_without_sizes_are_refused_before_anything_is_generated(name, monkeypatch):
+    reached = []
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: reached.append(inputs) or {},
+    )
+    trainer = Packed.__new__(Packed)
+    trainer._mmpack_family = get_family(name)
+    text = [{"prompt": "a"}, {"prompt": "a", "images": [], "image": None}]
+    assert trainer._generate_and_score_completions(text) == {} and reached == [text]
+    for field, picture in (("images", ["p"]), ("image", "p")):
+        with pytest.raises(ModelError, match=rf"sizes of {name}'s pictures.*Fix: "):
+            trainer._generate_and_score_completions([*text, {"prompt": "a", field: picture}])
+    trainer._mmpack_family = get_family("mistral3")
+    trainer._generate_and_score_completions([{"images": ["p"]}])
+    assert len(reached) == 2
+
+
 def test_wrong_use_is_an_error(monkeypatch):
     with pytest.raises(ArgumentError, match=r"class Turned\(MmpackGRPO, GRPOTrainer\)"):
         type("Turned", (trl.GRPOTrainer, MmpackGRPO), {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -217,6 +218,10 @@ class Gemma4Processor(*_with("Gemma4Processor", _NoVideoPart)):  # type: ignore[
 class PixtralProcessor(transformers.ProcessorMixin):
     """Mistral 3's. transformers' own can't be imported without torchvision; this writes and returns what it does."""
 
+    # what a call does not say; one's own may be set, as on transformers' class
+    text_kwargs: Any = MappingProxyType({"return_tensors": "pt"})
+    images_kwargs: Any = MappingProxyType({"return_tensors": "pt"})
+
     def __init__(
         self,
         image_processor: Any,
@@ -248,15 +253,19 @@ class PixtralProcessor(transformers.ProcessorMixin):
         for part in ("common_kwargs", "text_kwargs", "images_kwargs", "videos_kwargs"):
             own = kwargs.pop(part, None) or {}
             kwargs |= own if part in ("common_kwargs", "text_kwargs") else {}
-        tensors = kwargs.pop("return_tensors", "pt")
+        given = (
+            {"return_tensors": kwargs.pop("return_tensors")} if "return_tensors" in kwargs else {}
+        )
         made: dict[str, Any] = {}
         if images is not None:
             flat = transformers.image_utils.make_flat_list_of_images(images)
             unit = self.patch_size * self.spatial_merge_size
-            made = dict(self.image_processor(flat, patch_size=unit, return_tensors=tensors))
+            made = dict(
+                self.image_processor(flat, patch_size=unit, **{**self.images_kwargs, **given})
+            )
             rows = iter([[int(n) // unit for n in size] for size in made["image_sizes"]])
             texts = [self._expanded(own, rows) for own in texts]
-        ids = self.tokenizer(texts, return_tensors=tensors, **kwargs)
+        ids = self.tokenizer(texts, **{**self.text_kwargs, **given, **kwargs})
         return transformers.BatchFeature({**ids, **made})
 
     def _expanded(self, text: str, sizes: Any) -> str:

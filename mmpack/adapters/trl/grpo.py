@@ -8,7 +8,7 @@ attached in the first only. Generation, rewards, advantages, losses, corrections
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
+SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
 SUPPORTED = "1.16"  # the methods overridden here are private, so other versions may differ
 
 
@@ -108,10 +109,11 @@ class MmpackGRPO(_Trainer):
         self._kept_ids = kept_of_rollout(fields.pop(KEPT_IDS, None), completions, mask)
         return out
 
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's, with the rows' `kept_ids` in its dict, where it shuffles and splits them with the other fields."""
+        refuse_pictures(inputs, self._mmpack_family)
         try:
-            out = super()._generate_and_score_completions(*args, **kwargs)
+            out = super()._generate_and_score_completions(inputs)
             return out if self._kept_ids is None else out | {KEPT_IDS: self._kept_ids}
         finally:
             self._kept_ids = None
@@ -320,6 +322,18 @@ def refuse_unsupported(trainer: Any) -> None:
         if on:
             raise ModelError(
                 f"MmpackGRPO: {name} is on, which the packed pass does not support. Fix: {fix}"
+            )
+
+
+def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
+    """Raise ModelError for rows with pictures of a family whose sizes TRL loses, before it generates and then fails."""
+    if family.pixel_layout not in SIZES_LOST:
+        return
+    for row in rows:
+        if isinstance(row, Mapping) and (row.get("images") or row.get("image") is not None):
+            raise ModelError(
+                f"MmpackGRPO: TRL {SUPPORTED} does not pass the sizes of {family.name}'s pictures to the model. "
+                "Fix: train on text alone, or call mp.pack and packed_logprobs in a loop of your own"
             )
 
 

@@ -53,8 +53,9 @@ def lora(subject: Subject) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        settings = peft.LoraConfig(r=4, target_modules="all-linear")
-        model: Any = peft.get_peft_model(subject.kit.small(spread=2.0), settings).eval()
+        base = subject.kit.small(spread=2.0)
+        settings = peft.LoraConfig(r=4, target_modules=subject.kit.lora_targets(base))
+        model: Any = peft.get_peft_model(base, settings).eval()
         with torch.no_grad():  # adapters start as nothing
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import tempfile
 from pathlib import Path
@@ -28,7 +29,9 @@ def trl(subject: Subject) -> None:
     from mmpack.adapters.trl import MmpackGRPO
 
     packed = type("Packed", (MmpackGRPO, library.GRPOTrainer), {})
-    processor = subject.processor
+    processor = copy.copy(subject.processor)
+    for name, value in subject.kit.for_trl.items():
+        setattr(processor, name, value)
     with tempfile.TemporaryDirectory() as folder:
         subject.kit.small(spread=2.0).save_pretrained(folder)
         before = _load(subject, folder)

@@ -62,6 +62,10 @@ class Kit:
     spread: float = 4.0
     heavy: bool = False  # its packs take long in float64: checked in the slow suite
     lacks: Mapping[str, str] = field(default_factory=dict)
+    # PEFT's "all-linear" takes other layers too: name each linear layer in full
+    lora_by_name: bool = False
+    # attributes that its processor must get before stock TRL can use it
+    for_trl: Mapping[str, Any] = field(default_factory=dict)
     # called with a model just made: weights that transformers' initialisation makes zero, or attention too sharp
     adjust: Callable[[Any], None] | None = None
 
@@ -104,6 +108,18 @@ class Kit:
         """`tiny`, narrowed and spread out, in float32: the same layers, vocabulary and tower."""
         model = self._model(self.model_config(narrow=True), seed, None)
         return spread_out(model, self.spread if spread is None else spread)
+
+    def lora_targets(self, model: Any) -> str | list[str]:
+        """`target_modules` of PEFT's LoraConfig: every linear layer but the head."""
+        if not self.lora_by_name:
+            return "all-linear"
+        torch = require("torch", "torch", f"the kit of {self.family}")
+        head = model.get_output_embeddings()
+        return [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module is not head
+        ]
 
     def _model(self, config: Any, seed: int, dtype: torch.dtype | None) -> Any:
         torch = require("torch", "torch", f"the kit of {self.family}")

@@ -50,7 +50,7 @@ KIT = Kit(
     lacks={
         "verl": "the verl adapter writes patches, not tiles",
         "video": "a video is a series of images",
-        # PixtralProcessor makes tensors of what it is given, TRL gives it prompts of unlike lengths unpadded
-        "trl": "stock TRL can't prompt it",
     },
+    # else it makes tensors of what it is given, and TRL gives it prompts of unlike lengths unpadded
+    for_trl={"text_kwargs": {}},
 )

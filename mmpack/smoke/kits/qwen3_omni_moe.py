@@ -33,8 +33,9 @@ KIT = Kit(
     written=written,
     # float32's rounding moves experts' weights
     spread=2.0,
+    # else its merger's `mlp.0` stands for every module named `0`, so for whole layers of the audio tower
+    lora_by_name=True,
     lacks={
-        "lora": "PEFT's all-linear treats whole layers of its audio tower as linear layers",
         "trl": "TRL can't call its processor's chat template",
         "verl": "verl 0.9's transformers lacks this model",
     },
