@@ -12,6 +12,7 @@ from charts.draw import Chart
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
+    "cost_model": host.cost_model,
     "encode_together": ranks.together,
     "gather_rows": rows.gathers,
     "host": host.host,
