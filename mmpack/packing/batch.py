@@ -325,14 +325,14 @@ def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossI
     lengths = places.runs[:, 4] - places.runs[:, 3]
     token = np.arange(at, dtype=np.int32)
     token += np.repeat((places.runs[:, 2] - places.runs[:, 3]).astype(np.int32), lengths)
-    turn = np.repeat(to_int32(places.runs[:, 1]).numpy(), lengths)
+    turns = np.repeat(to_int32(places.runs[:, 1]).numpy(), lengths)
     index = LossIndex(
         loss_rows=to_int32(all_rows),
         loss_targets=torch.from_numpy(targets_of_all),
         cu_loss=to_int32(offsets),
         loss_rows_unique=to_int32(unique),
         loss_row_inverse=to_int32(inverse),
-        loss_turn=torch.from_numpy(turn),
+        loss_turn=torch.from_numpy(turns),
         loss_token_index=torch.from_numpy(token),
         region_rows=to_int32(places.regions),
         loss_places=places,
