@@ -32,7 +32,7 @@ from mmpack.bench.workloads import WORKLOADS, draw, tiny
 
 NAME = "encode_together"
 PICTURE = 1200  # tokens of a prompt with one picture of 896 × 896
-SAMPLES = 8  # of a rank
+SAMPLES = 8  # of a rank; half as many with --tiny
 REPEATS = 3
 
 
@@ -75,7 +75,7 @@ def sharded(model: Any, group: Any) -> Any:
 
 def one_sample(ranks: int, options: Any, model: Any) -> list[list[mp.Sample]]:
     """As many rows on each rank; those of the first are one sample, with a picture for every prompt of text."""
-    count = SAMPLES // 2 * ranks
+    count = samples_of_a_rank(options) // 2 * ranks
     [first] = drawn(options, model, "a", media=count, prompt=PICTURE * count)
     out = [[first]]
     for rank in range(1, ranks):
@@ -88,10 +88,15 @@ def one_sample(ranks: int, options: Any, model: Any) -> list[list[mp.Sample]]:
 
 def a_quarter(ranks: int, options: Any, model: Any) -> list[list[mp.Sample]]:
     """Samples of as many rows, of which the first quarter has a picture each."""
-    count = SAMPLES * ranks
+    each = samples_of_a_rank(options)
+    count = each * ranks
     samples = drawn(options, model, "a", prompts=count // 4)
     samples += drawn(options, model, "t", media=0, prompts=count - count // 4)
-    return [samples[SAMPLES * rank : SAMPLES * (rank + 1)] for rank in range(ranks)]
+    return [samples[each * rank : each * (rank + 1)] for rank in range(ranks)]
+
+
+def samples_of_a_rank(options: Any) -> int:
+    return SAMPLES // 2 if options.tiny else SAMPLES
 
 
 SKEWS = {

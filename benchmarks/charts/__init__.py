@@ -13,6 +13,7 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "attention": layers.attention,
     "cache_rows": rows.cache,
     "chain": chain.chain,
+    "cost_model": host.cost_model,
     "encode_together": ranks.together,
     "features": steps.features,
     "first_step": steps.first_step,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charts.draw import Bar, Chart, Group, Headline, Panel
-from charts.pick import Row, cases, digits, memory, microseconds, milliseconds
+from charts.pick import Row, cases, digits, fraction, memory, microseconds, milliseconds
 
 _HEADLINES = {
     "best-fit-decreasing, 50,000": "bins, 50,000 samples",
@@ -122,3 +122,24 @@ def video(report: dict[str, Any]) -> Chart:
             ),
         ),
     )
+
+
+def cost_model(report: dict[str, Any]) -> Chart:
+    """Micro-batches, each predicted from the others."""
+    timed = [row for row in report["rows"] if "workload" in row]
+    groups = [
+        Group(str(workload), [_predicted(row) for row in rows])
+        for (workload,), rows in cases(timed, "workload").items()
+    ]
+    return Chart(
+        "How near to measured seconds is the cost that was fitted to the other micro-batches?",
+        [Panel("predicted over measured", groups, mark=(1, "as measured"))],
+        "Forward, loss and backward of one micro-batch. One that is the only one of its kind can't be left out.",
+    )
+
+
+def _predicted(row: Row) -> Bar:
+    name = f"{row['samples']} samples, {row['layout']}" if row["samples"] > 1 else "1 sample"
+    ratio, took = row["left_out"], f"{digits(row['seconds'])} s"
+    said = f"{took}, not left out" if ratio is None else f"{fraction(ratio)} × {took}"
+    return Bar(name, ratio, said, "own")

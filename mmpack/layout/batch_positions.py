@@ -10,7 +10,7 @@ from mmpack.families import Family
 from mmpack.layout.grids import intervals, match_grids
 from mmpack.layout.lines import placed_runs, positions_of_lines
 from mmpack.layout.mrope import sample_positions
-from mmpack.layout.occurrences import occurrences
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.sample import Sample
 
@@ -26,11 +26,14 @@ def positions_of(sample: Sample, family: Family | None = None) -> np.ndarray:
 
 
 def batch_positions(
-    samples: Sequence[Sample], family: Family, input_ids: np.ndarray | None = None
+    samples: Sequence[Sample],
+    family: Family,
+    input_ids: np.ndarray | None = None,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """int64 [rows, sum of L]: `positions_of` each of `samples`, which are of `family`, one after the other.
 
-    Args: `input_ids`: int64 [sum of L], those of the samples, if they are known already.
+    Args: `input_ids`: int64 [sum of L], those of the samples, if they are known already. `out`: where to write them.
     Raises: LayoutError as `mrope_positions`, of the first sample whose ids and media contradict each other.
     """
     if not samples:
@@ -38,9 +41,9 @@ def batch_positions(
     together = None
     if not any(s.position_ids is not None for s in samples):
         ids = np.concatenate([s.input_ids for s in samples]) if input_ids is None else input_ids
-        together = _together(samples, family, ids)
+        together = _together(samples, family, ids, out)
     if together is None:  # one of them tells what is wrong, or they have nothing to share
-        return np.concatenate([positions_of(s, family) for s in samples], axis=1)
+        return np.concatenate([positions_of(s, family) for s in samples], axis=1, out=out)
     return together
 
 
@@ -50,7 +53,9 @@ def position_rule(sample: Sample) -> tuple[str | None, float | None]:
     return settings.get("position_rule"), settings.get("tokens_per_second")
 
 
-def _together(samples: Sequence[Sample], family: Family, ids: np.ndarray) -> np.ndarray | None:
+def _together(
+    samples: Sequence[Sample], family: Family, ids: np.ndarray, out: np.ndarray | None
+) -> np.ndarray | None:
     """None where samples follow two rules, or one that goes medium by medium, or where something is wrong."""
     settings = position_rule(samples[0])
     rule = family.position_rules[0] if settings[0] is None else settings[0]
@@ -62,8 +67,7 @@ def _together(samples: Sequence[Sample], family: Family, ids: np.ndarray) -> np.
     grids: dict[str, list[tuple[int, ...]]] = {"image": [], "video": []}
     seconds = []
     for b, sample in enumerate(samples):
-        for occurrence in occurrences(sample):
-            medium = sample.media[occurrence.media_index]
+        for medium in occurring_media(sample):
             if medium.modality not in grids:
                 return None
             grids[medium.modality].append((*medium.grid_thw, b))
@@ -77,4 +81,5 @@ def _together(samples: Sequence[Sample], family: Family, ids: np.ndarray) -> np.
     if fault is not None or (found[:, 3] != sample_of).any():
         return None
     interval = intervals(runs, seconds or None, None, settings[1], family, rule)
-    return positions_of_lines(offsets, placed_runs(runs, sample_of, found[:, :3], interval, rule))
+    placed = placed_runs(runs, sample_of, found[:, :3], interval, rule)
+    return positions_of_lines(offsets, placed, out)

@@ -63,7 +63,7 @@ class Forest:
             parent = self.segment_parent[g]
             if parent >= 0:
                 end[parent] = max(end[parent], end[g])
-        return np.repeat(end, np.diff(self.segment_offsets)).astype(np.int32)
+        return np.repeat(end.astype(np.int32), np.diff(self.segment_offsets))
 
 
 def build_forest(

@@ -35,8 +35,12 @@ def placed_runs(
     return Placed(runs, sample, grids, interval, advance)
 
 
-def positions_of_lines(offsets: np.ndarray, placed: Placed) -> np.ndarray:
-    """int64 [3, T]: time, height, width. Args: `offsets`: int64 [B+1], tokens of sample b are [b], [b+1)."""
+def positions_of_lines(
+    offsets: np.ndarray, placed: Placed, out: np.ndarray | None = None
+) -> np.ndarray:
+    """int64 [3, T], in `out` if given: time, height, width. Args: `offsets`: int64 [B+1], tokens of sample b are [b],
+    [b+1).
+    """
     length, runs = int(offsets[-1]), placed.runs
     # each sample begins with an empty run; behind each run there is a text, maybe an empty one
     at = placed.sample + np.arange(1, len(runs) + 1)
@@ -64,12 +68,12 @@ def positions_of_lines(offsets: np.ndarray, placed: Placed) -> np.ndarray:
     times = first + (frame.astype(interval.dtype) * interval[run]).astype(np.int64)
     rows = first + row
 
-    out = np.empty((3, length), np.int64)
+    out = np.empty((3, length), np.int64) if out is None else out
     np.add(np.arange(length), (first - tokens.cumsum() + tokens).repeat(tokens), out=out[2])
-    is_text = np.zeros(len(run), np.int64)
-    is_text[texts], times[texts], rows[texts] = 1, 0, 0
-    of_text = is_text.repeat(tokens)
-    of_text *= out[2]
-    np.add(times.repeat(tokens), of_text, out=out[0])
-    np.add(rows.repeat(tokens), of_text, out=out[1])
+    of_media = np.ones(len(run), bool)
+    of_media[texts] = False
+    mine, many = of_media.repeat(tokens).nonzero()[0], tokens[of_media]
+    out[0] = out[1] = out[2]
+    out[0, mine] = times[of_media].repeat(many)
+    out[1, mine] = rows[of_media].repeat(many)
     return out

@@ -140,6 +140,8 @@ def joined(found: Sequence[Occurrence]) -> list[tuple[int, int, tuple[int, ...]]
 
 def occurring_media(sample: Sample, stop: int | None = None) -> list[Medium]:
     """The medium of each occurrence, in order; only those that end at or before token `stop`, if it is given."""
+    if stop is None and not any(s.frame or s.chunk for s in sample.modality_spans):
+        return [sample.media[s.media_index] for s in sample.modality_spans]  # one span each
     return [
         sample.media[o.media_index] for o in occurrences(sample) if stop is None or o.stop <= stop
     ]

@@ -6,7 +6,7 @@ Rows of all samples lie one after the other; rows that samples share may lie the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -293,45 +293,62 @@ def refuse_no_accelerator() -> None:
 
 def loss_index(sample_rows: list[np.ndarray], samples: list[Any]) -> tuple[LossIndex, list[int]]:
     """Build the LossIndex from each sample's rows [L] (int64); also the loss tokens of each sample."""
-    rows, targets, turns, tokens, counts = [], [], [], [], list[int]()
+    rows, targets, counts = [], [], list[int]()
+    runs: list[list[int]] = []
     regions: list[tuple[int, int, int]] = []
+    at = 0
     for b, (sample, where) in enumerate(zip(samples, sample_rows, strict=True)):
-        indices = sample.loss_indices
-        start = sum(counts)
-        rows.append(where[indices - 1])
-        targets.append(sample.input_ids[indices])
-        tokens.append(indices)
-        turns += [
-            np.full(s.stop - s.start, -1 if turn is None else turn, dtype=np.int64)
-            for s, turn in zip(sample.loss_spans, span_turns(sample), strict=True)
-        ]
-        for region in sample.region_spans or ():
-            first, stop = np.searchsorted(indices, (region.start, region.stop)).tolist()
-            regions.append((b, start + first, start + stop))
-        counts.append(len(indices))
-    all_rows = _joined(rows)
+        begin, length = at, len(sample)
+        for span, turn in zip(sample.loss_spans, span_turns(sample), strict=True):
+            start, stop = span.start, min(span.stop, length)
+            if stop <= start:
+                continue
+            rows.append(where[start - 1 : stop - 1])
+            targets.append(sample.input_ids[start:stop])
+            own = [b, -1 if turn is None else turn, start, at, at + stop - start]
+            last = runs[-1] if runs else None
+            at = own[4]
+            if last and last[:2] == own[:2] and last[2] + last[4] - last[3] == start:
+                last[4] = at  # the run goes on
+            else:
+                runs.append(own)
+        if sample.region_spans:
+            indices = sample.loss_indices
+            for region in sample.region_spans:
+                first, stop = np.searchsorted(indices, (region.start, region.stop)).tolist()
+                regions.append((b, begin + first, begin + stop))
+        counts.append(at - begin)
+    all_rows, targets_of_all = _joined(rows), _joined(targets)
     unique, inverse = _distinct(all_rows)
-    offsets, turn, token = np.cumsum([0, *counts]), _joined(turns), _joined(tokens)
-    places = LossPlaces.of(offsets, turn, token, np.asarray(regions, dtype=np.int64))
+    offsets = np.cumsum([0, *counts])
+    places = LossPlaces(offsets, _table(runs, 5), _table(regions, 3))
+    lengths = places.runs[:, 4] - places.runs[:, 3]
+    token = np.arange(at, dtype=np.int32)
+    token += np.repeat((places.runs[:, 2] - places.runs[:, 3]).astype(np.int32), lengths)
+    turns = np.repeat(to_int32(places.runs[:, 1]).numpy(), lengths)
     index = LossIndex(
         loss_rows=to_int32(all_rows),
-        loss_targets=torch.from_numpy(_joined(targets)),
+        loss_targets=torch.from_numpy(targets_of_all),
         cu_loss=to_int32(offsets),
         loss_rows_unique=to_int32(unique),
         loss_row_inverse=to_int32(inverse),
-        loss_turn=to_int32(turn),
-        loss_token_index=to_int32(token),
+        loss_turn=torch.from_numpy(turns),
+        loss_token_index=torch.from_numpy(token),
         region_rows=to_int32(places.regions),
         loss_places=places,
     )
     return index, counts
 
 
+def _table(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    return np.asarray(rows, dtype=np.int64).reshape(-1, width)
+
+
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct of `rows` [N], rising, and the place of each among them."""
     # rows of no shared prefix
     if (rows[1:] > rows[:-1]).all():
-        return rows, np.arange(len(rows))
+        return rows, np.arange(len(rows), dtype=np.int32)
     unique, inverse = np.unique(rows, return_inverse=True)
     return unique, inverse
 

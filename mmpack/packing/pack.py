@@ -80,8 +80,12 @@ def pack(
         message = f"is {family.name}, whose rows can't be shared"
         raise SchemaError([Problem("MM401", samples[0].sample_id, "family", message)], "pack")
     ids = np.concatenate([s.input_ids for s in samples])
-    positions = batch_positions(samples, family, ids)
     starts = np.cumsum([0, *map(len, samples)])
+    # rows of a pack that shares none; of another one they are taken from there
+    height = family.position_rows if family.position_rows > 1 else 0
+    position_ids = np.empty((1 + height, len(ids) + -len(ids) % multiple), dtype=np.int64)
+    out = position_ids[1:, : len(ids)] if height else None
+    positions = batch_positions(samples, family, ids, out)
     forest = build_forest(samples, bool(sharing), np.split(positions, starts[1:-1], axis=1))
     if sharing == "auto":
         plain = build_forest(samples, share=False)
@@ -94,7 +98,9 @@ def pack(
     common = common_fields(
         given, rows, [(run.sample, run.media_index) for run in runs], media, pin_memory
     )
-    in_rows = _row_fields(samples, family, ids, positions, starts, forest, rows, padding)
+    in_rows = _row_fields(
+        samples, family, ids, positions, starts, forest, rows, padding, position_ids
+    )
     batch = PackedBatch(
         **common,
         **in_rows,
@@ -145,27 +151,35 @@ def _row_fields(
     forest: Forest,
     rows: list[np.ndarray],
     padding: int,
+    position_ids: np.ndarray,
 ) -> dict[str, Any]:
     """ids, positions and the attention rule of every row.
 
     Args: `ids` [L], `positions` [rows, L]: of all tokens, samples [B] from `starts` on; each segment is read from a
-    sample that has it.
+    sample that has it. `position_ids`: the rows', which hold `positions` already, if every token has a row of its own.
     """
     total = forest.num_tokens
     lengths = np.diff(forest.segment_offsets)
     first = starts[forest.segment_sample] + forest.segment_depth
-    cuts = list(zip(first.tolist(), (first + lengths).tolist(), strict=True))
-    input_ids = np.full(total + padding, family.pad_token_id, dtype=np.int64)
-    np.concatenate([ids[a:b] for a, b in cuts], out=input_ids[:total])
-    height = family.position_rows if family.position_rows > 1 else 0
-    position_ids = np.zeros((1 + height, total + padding), dtype=np.int64)
+    cuts = _ranges(first, first + lengths)
+    in_place = cuts == [(0, len(ids))]
+    if in_place and not padding:
+        input_ids = ids
+    else:
+        input_ids = np.empty(total + padding, dtype=np.int64)
+        input_ids[total:] = family.pad_token_id
+        np.concatenate([ids[a:b] for a, b in cuts], out=input_ids[:total])
+    if not in_place:
+        position_ids = np.empty((len(position_ids), total + padding), dtype=np.int64)
+        if len(position_ids) > 1:
+            parts = [positions[:, a:b] for a, b in cuts]
+            np.concatenate(parts, axis=1, out=position_ids[1:, :total])
+    position_ids[:, total:] = 0
     along = forest.segment_depth - forest.segment_offsets[:-1]
     np.add(np.arange(total), np.repeat(along, lengths), out=position_ids[0, :total])
-    if height:
-        parts = [positions[:, a:b] for a, b in cuts]
-        np.concatenate(parts, axis=1, out=position_ids[1:, :total])
-    seen = np.arange(1, total + padding + 1, dtype=np.int32)
+    seen = np.empty(total + padding, dtype=np.int32)
     seen[:total] = forest.visible_until()
+    seen[total:] = np.arange(total + 1, total + padding + 1)
     two_way = None
     if family.two_way_media:
         two_way = visible_from(samples, rows, total + padding, family)
@@ -178,6 +192,13 @@ def _row_fields(
         "visible_from": None if two_way is None else torch.from_numpy(two_way),
         "attention_plan": plan_attention(seen, padded, two_way),
     }
+
+
+def _ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
+    """Ranges in their order, those that touch as one."""
+    new = np.append(True, starts[1:] != stops[:-1])[: len(starts)]
+    ends = np.append(new[1:], True)[: len(stops)]
+    return list(zip(starts[new].tolist(), stops[ends].tolist(), strict=True))
 
 
 def _segment_fields(forest: Forest, padding: int) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Record:
 
     _columns: ClassVar[dict[str, Column]]
     _checks: ClassVar[dict[str, Callable[[Any], bool]]]
+    _needed: ClassVar[tuple[str, ...]]  # names of required fields
 
     @classmethod
     def columns(cls) -> dict[str, Column]:
@@ -123,13 +124,14 @@ class Record:
         """Whether every field is as `read` gives it."""
         cls, values = type(self), self.__dict__
         if "_checks" not in cls.__dict__:
-            cls._checks = {name: declared.spec.holds for name, declared in cls.columns().items()}
+            columns = cls.columns()
+            cls._checks = {name: declared.spec.holds for name, declared in columns.items()}
+            cls._needed = tuple(name for name, declared in columns.items() if declared.required)
         # most fields of most records are None: this is asked of every record of a pack
         for name, value in values.items():
             if value is not None and name in cls._checks and not cls._checks[name](value):
                 return False
-        required = (name for name, declared in cls.columns().items() if declared.required)
-        return all(values.get(name) is not None for name in required)
+        return all(values.get(name) is not None for name in cls._needed)
 
     def checked(self, where: str, faults: list[TraceError], prefix: str = ".") -> Any:
         """The record with fields as `read` returns them, itself if it has them already; faults join `faults`."""

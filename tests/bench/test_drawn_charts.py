@@ -150,6 +150,18 @@ def test_every_benchmark_of_a_gpu_has_a_chart():
     assert len(names) > 10 and names <= set(RENDER.CHARTS)
 
 
+def test_a_fitted_cost_beside_what_was_measured():
+    """As benchmarks/cost_model.py writes it: of the only micro-batch of a kind there is no bar."""
+    row = {"workload": "geo", "samples": 8, "layout": "shared", "seconds": 2.0, "left_out": 0.9}
+    alone = row | {"samples": 1, "layout": "plain", "left_out": None}
+    chart = RENDER.CHARTS["cost_model"]({"rows": [{"section": "Fit"}, row, alone]})
+    bars = draw._bars(chart.panels)
+    assert [(bar.value, bar.text) for bar in bars] == [
+        (0.9, "0.90 × 2.00 s"),
+        (None, "2.00 s, not left out"),
+    ]
+
+
 def test_a_report_without_a_headline_s_row_is_named():
     with pytest.raises(ValueError, match="no row of"):
         pick.one([{"name": "a"}], name="mmpack recompute")

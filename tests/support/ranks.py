@@ -79,8 +79,12 @@ def whole(x: Any) -> torch.Tensor:
 
 
 def assert_gradients(model: Any, wanted: Gradients, told: Any = "", most: float = BOUND) -> None:
-    """Each weight's of `wanted` within `most` of its norm; on a GPU further, and all together within the contract."""
+    """Each trained weight's of `wanted` within `most` of its norm; on a GPU further, and all within the contract."""
     found = gradients_of(model)
+    named = model.named_parameters()
+    frozen = {name.removeprefix("module.") for name, p in named if not p.requires_grad}
+    wanted = {name: gradient for name, gradient in wanted.items() if name not in frozen}
+    assert wanted, told
     on_gpu = here().type == "cuda"
     for name, gradient in wanted.items():
         assert name in found, (name, told)

@@ -159,9 +159,11 @@ def plan_attention(
         >>> plan.key_rows.tolist()
         [0, 1, 2, 0, 1, 3]
     """
-    lines = np.atleast_2d(visible_until).astype(np.int64)
-    width = lines.shape[1]
-    until = (lines + width * np.arange(len(lines))[:, None]).ravel()
+    lines = np.atleast_2d(visible_until)
+    lines = lines.astype(np.int32 if lines.size < 2**31 else np.int64, copy=False)
+    until, width = lines.reshape(-1), lines.shape[1]
+    if len(lines) > 1:
+        until = until + np.repeat(np.arange(len(lines), dtype=until.dtype) * width, width)
     starts = starts_of(until, padding.ravel())
     queries = np.diff(starts, append=len(until))
     pieces = Pieces(until, starts)
@@ -197,7 +199,7 @@ class Pieces:
     """
 
     def __init__(self, until: np.ndarray, starts: np.ndarray):
-        changes = np.flatnonzero(np.diff(until)) + 1
+        changes = np.flatnonzero(until[1:] != until[:-1]) + 1
         self.run_start = np.union1d(starts, changes)
         self.run_length = np.diff(self.run_start, append=len(until))
         own = np.searchsorted(starts, self.run_start, side="right") - 1
@@ -225,8 +227,9 @@ class Pieces:
 
 def starts_of(until: np.ndarray, padding: np.ndarray) -> np.ndarray:
     """Rows that do not see the row before them; in a run of padding, each PADDING_PIECE-th row instead."""
-    rows = np.arange(len(until))
-    new = np.append(True, until[:-1] <= rows[1:])[: len(until)]
+    rows = np.arange(len(until), dtype=until.dtype)
+    new = np.ones(len(until), dtype=bool)
+    np.less_equal(until[:-1], rows[1:], out=new[1:])
     if not padding.any():
         return np.flatnonzero(new)
     padded = padding & np.append(False, padding[:-1])[: len(until)]  # as is the row before
@@ -247,8 +250,10 @@ def offsets_of(lengths: np.ndarray) -> torch.Tensor:
 def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     """How many blocks are seen in full, and in part. Below the diagonal, rows of block j say what block i sees."""
     count = -(-lines.shape[1] // FLEX_BLOCK)
-    until = np.zeros((len(lines), count * FLEX_BLOCK), dtype=np.int64)
-    until[:, : lines.shape[1]] = lines
+    until = lines
+    if lines.shape[1] % FLEX_BLOCK:
+        until = np.zeros((len(lines), count * FLEX_BLOCK), dtype=lines.dtype)
+        until[:, : lines.shape[1]] = lines
     until = until.reshape(len(lines), count, FLEX_BLOCK)
     here = np.arange(count) + 1
     seen = np.maximum(-(-until.max(axis=2) // FLEX_BLOCK) - here, 0).sum()
