@@ -124,7 +124,7 @@ def _chain(op: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {op['versions'][name]}" for name in ("torch", "transformers"))
     runs = [row for row in op["rows"] if row["section"] == "runs" and "did_not_run" not in row]
     lines = [
-        f"On {op['device']} ({versions}):",
+        f"On {op['device']} ({versions}), with [all differences by stage and axis](performance/chain.md):",
         "",
         "| run | rows | equal | bounded | beyond |",
         "| --- | ---: | ---: | ---: | ---: |",
