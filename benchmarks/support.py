@@ -38,7 +38,7 @@ NAME = "support"
 VOCAB = 152_064
 SHAPES = ((13_107, 3584, VOCAB), (131_072, 3584, VOCAB))
 MEAN, MEDIAN, LONGEST = 8, 2, 1024
-LENGTHS = (64, 256, 512, 1024, 2048)  # about V / 179, where the routes part
+LENGTHS = (64, 256, 512, 1024, 1536, 2048)  # about V / 123, where the routes part
 LENGTHS_TOKENS = 4096
 CHECKED = 512
 

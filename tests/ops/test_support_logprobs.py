@@ -451,13 +451,13 @@ def test_the_route_follows_from_the_mean_length():
     h200 = torch.device("cuda")
     tokens, vocab = 13_107, 152_064
     with pytest.MonkeyPatch.context() as patch:
-        for length, whole in ((8, False), (840, False), (860, True)):
+        for length, whole in ((8, False), (1230, False), (1240, True)):
             entries = tokens * length
             assert by_products(tokens, entries, vocab, h200, torch.bfloat16) == whole
         assert by_products(tokens, tokens * 5000, vocab, h200, torch.float32)
         assert not by_products(tokens, tokens * 4000, vocab, h200, torch.float32)
         patch.setattr(invariance, "is_on", lambda: True)
-        assert not by_products(tokens, tokens * 860, vocab, h200, torch.bfloat16)
+        assert not by_products(tokens, tokens * 1240, vocab, h200, torch.bfloat16)
         patch.setattr("mmpack.ops.backend._why_not", lambda *_: None)
         assert can_multiply(h200, torch.bfloat16)
         patch.setenv("MMPACK_BACKEND", "torch")

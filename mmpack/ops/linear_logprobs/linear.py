@@ -71,7 +71,7 @@ def linear_selected_logprobs(
             over these alone. Only their rows of `weight` are read, and have a gradient other than 0; `memory_budget`
             does nothing, and values are the same bits for any number of ranks. Where the lists are so long that
             products with the whole weight cost less (`ops/support_logprobs/route.py`: on an H200 in bf16 from a mean
-            of V / 179 ids), these are made, and with them a float32 sum of the size of `weight`.
+            of V / 123 ids), these are made, and with them a float32 sum of the size of `weight`.
 
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
     exactly 0 in rows that are not read or whose incoming gradients are all 0, which costs their products too; it
