@@ -134,7 +134,8 @@ def test_scatter_scores(target, weighed):
 @each_target
 @pytest.mark.parametrize("absent", [(), ("values",), ("bootstrap",), ("values", "bootstrap")])
 @pytest.mark.parametrize(
-    ("dtype", "out"), [("*fp32", "*fp32"), ("*fp64", "*fp32"), ("*bf16", "*fp32"), ("*fp32", "*fp64")]
+    ("dtype", "out"),
+    [("*fp32", "*fp32"), ("*fp64", "*fp32"), ("*bf16", "*fp32"), ("*fp32", "*fp64")],
 )
 def test_segment_returns(target, dtype, out, absent):
     from mmpack.losses.returns import triton as m
