@@ -191,3 +191,25 @@ def test_turns_counted_from_0_in_each_sample_are_not_taken_for_others():
         mp.ArgumentError, match=r"are of turn 0, before turn 2 of the sample\. Fix: "
     ):
         mp.turns_of([sample("a", runs, 0), sample("b", runs, 2)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["grpo", "loo_std"])
+@pytest.mark.parametrize("method", ["trajectory", "returns", "process", "gigpo"])
+def test_on_a_gpu_without_a_wait(method, kind):
+    """10,000 turns of 1,000 trajectories: the CPU's numbers, and nobody waits for the GPU."""
+    g = torch.Generator().manual_seed(0)
+    rewards, cu = torch.randn(10_000, generator=g), torch.arange(0, 10_001, 10)
+    groups, anchor = torch.randint(0, 90, (1_000,), generator=g), torch.arange(10_000) % 7
+    given = [rewards, cu, groups, method, kind]
+    options = {"gamma": 0.9, "check": False, "anchor": anchor if method == "gigpo" else None}
+    want = mp.turn_advantages(*given, **options)
+    moved = [x.cuda() if isinstance(x, torch.Tensor) else x for x in given]
+    options = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    mp.turn_advantages(*moved, **options)  # kernels are compiled
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = mp.turn_advantages(*moved, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(got.cpu(), want, **CLOSE)
