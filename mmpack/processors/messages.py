@@ -20,6 +20,12 @@ _BESIDE = {
     "audio": set(),
 }
 _REMOTE = ("url", "image_url", "video_url", "audio_url", "base64")
+# parts of OpenAI's that hold a medium and that no chat template knows: it would leave them out without a word
+_UNKNOWN = {
+    "input_audio": 'pass {"type": "audio", "audio": …} with its bytes, to a family with audio input',
+    "file": "pass its pages as pictures, or its text",
+    "input_file": "pass its pages as pictures, or its text",
+}
 _INSTEAD = {
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
     "image": "settings of the image processor for every picture, or hand over this one resized",
@@ -98,6 +104,11 @@ def kind_of_part(part: Any, where: str) -> str | None:
     for kind in ("image", "video", "audio"):
         if part.get("type") == kind or kind in part:
             return kind
+    for name, fix in _UNKNOWN.items():
+        if part.get("type") == name:
+            raise ArgumentError(
+                f"{where} is of type {name}, which no chat template reads. Fix: {fix}"
+            )
     return None
 
 

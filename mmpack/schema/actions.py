@@ -131,7 +131,7 @@ class Action(Record):
         return f"{type(self).__name__}({inside})"
 
 
-_FIX = "what action.schema.json says of this kind"
+_FIX = "pass what action.schema.json says of this kind"
 
 
 def _point(doc: str) -> Any:

@@ -284,7 +284,8 @@ RULES: dict[str, Rule] = {
         Rule(
             "MM407",
             "a sample with codec ids can't be planned or packed",
-            "compare it by parity; to train its text without its audio, set codec_ids to None",
+            "compare it by parity, or set codec_ids to None to train its text alone; "
+            "docs/rfc/continuous-latent.md says what is missing",
         ),
         Rule(
             "MM408",

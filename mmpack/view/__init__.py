@@ -96,8 +96,8 @@ def html(
         return parts_page(*_parts(what, title))
     if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
         raise ArgumentError(
-            f"view.html: it is handed {kind_of(what)}, expected samples, a batch, a ParityReport or a Plan. "
-            "Fix: pass what mp.read_trace, mp.pack, mp.compare or mp.plan returns, of one sample [sample]"
+            f"view.html: what to draw is {kind_of(what)}, expected samples, a batch, a ParityReport or a Plan. "
+            "Fix: pass what mp.read_trace, mp.pack, mp.compare or mp.plan returns, [sample] for one sample"
         )
     _refuse("samples", decode=decode, train_logprobs=train_logprobs, drift=drift)
     from mmpack.view.trace.choose import checked_options, choose

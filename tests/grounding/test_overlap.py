@@ -1,4 +1,4 @@
-"""Against torchvision.ops where it is installed, rational numbers everywhere, and scipy for matching."""
+"""Against torchvision.ops in its environment, rational numbers everywhere, and scipy for matching."""
 
 import itertools
 import math
@@ -45,8 +45,9 @@ def test_against_rational_numbers(a, b, scale):
 
 @pytest.mark.upstream
 def test_against_torchvision():
-    ops = pytest.importorskip("torchvision.ops")
-    torch = pytest.importorskip("torch")
+    import torch
+    from torchvision import ops
+
     rng = np.random.default_rng(0)
     corner, size = rng.uniform(-500, 1000, (2, 200, 2)), rng.uniform(0.01, 600, (2, 200, 2))
     a, b = np.concatenate([corner, corner + size], -1)
@@ -113,7 +114,8 @@ def test_matching_against_every_choice(n, m, data):
 
 
 def test_matching_against_scipy():
-    optimize = pytest.importorskip("scipy.optimize")
+    from scipy import optimize
+
     rng = np.random.default_rng(0)
     for shape in [(30, 20), (20, 30), (25, 25), (1, 9), (9, 1)]:
         array = rng.normal(size=shape)

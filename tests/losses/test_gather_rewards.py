@@ -1,5 +1,6 @@
 """Groups that are split over ranks: gloo processes get the bits of one process."""
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed
@@ -32,6 +33,8 @@ def run(rank, ranks, rendezvous):
         want = mp.group_advantages(rewards, groups, kind, **k)[mine]
         assert torch.equal(mp.group_advantages(whole, index, kind, **k)[own], want)
     by_name(rewards, groups, mine)
+    by_turn(rank, ranks)
+    by_score(ranks, rewards, groups, mine)
     with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
         mp.gather_rewards(rewards[mine].double() if rank else rewards[mine])
     with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
@@ -54,6 +57,44 @@ def by_name(rewards, groups, mine):
         return mp.group_advantages({"a": first, "b": second}, groups, "gdpo", **options)
 
     assert torch.equal(advantages(*whole)[own], advantages(*columns)[mine])
+
+
+def by_turn(rank, ranks):
+    """Tasks whose trajectories lie on several ranks, in an order of its own on each; as docs/losses.md gathers them."""
+    rng = np.random.default_rng(0)
+    samples = [
+        mp.Sample(
+            f"s{j}", f"task{j * 5 % 3}", "qwen2_vl", np.arange(5, 30), media=[], modality_spans=[],
+            loss_spans=[mp.LossSpan(2 + 4 * t, 5 + 4 * t, turn=t) for t in range(1 + j % 4)],
+            rewards=[mp.Score("r", float(rng.normal()), {"turn": t}) for t in range(1 + j % 4)],
+        )
+        for j in range(9)
+    ]  # fmt: skip
+    bounds = {2: [0, 4, 9], 3: [0, 5, 5, 9]}[ranks]
+    whole, part = mp.turns_of(samples), mp.turns_of(samples[bounds[rank] : bounds[rank + 1]])
+    assert rank == 0 or part.group_index.tolist() != whole.group_index[bounds[rank] :].tolist()
+    states = mp.group_numbers([f"page{k % 3}" for k in range(len(whole))])
+    begin = int(whole.cu_turns[bounds[rank]])
+    mine = slice(begin, begin + len(part))
+    rewards, anchor, own = mp.gather_rewards(part.rewards(), states[mine])
+    counts, groups, _ = mp.gather_rewards(part.cu_turns.diff(), mp.group_numbers(part.group_ids))
+    cu_turns = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
+    assert own == mine and torch.equal(cu_turns.int(), whole.cu_turns)
+    for method in ("trajectory", "returns", "process", "gigpo"):
+        options = {"gamma": 0.9, "anchor": anchor if method == "gigpo" else None}
+        got = mp.turn_advantages(rewards, cu_turns, groups, method, **options)[own]
+        given = (whole.rewards(), whole.cu_turns, whole.group_index, method)
+        assert torch.equal(got, mp.turn_advantages(*given, **options)[mine]), method
+
+
+def by_score(ranks, rewards, groups, mine):
+    """Regions of samples whose group lies on several ranks."""
+    regions = [[mp.Score("iou", float(r), {"region": k}) for k in range(2)] for r in rewards]
+    parts = [None] * ranks
+    distributed.all_gather_object(parts, regions[mine])
+    index, own = mp.gather_rewards(groups[mine])
+    scores = [of_sample for part in parts for of_sample in part]
+    assert mp.score_advantages(scores, index)[own] == mp.score_advantages(regions, groups)[mine]
 
 
 def test_wrong_columns_are_named():

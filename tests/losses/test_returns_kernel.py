@@ -64,6 +64,25 @@ def test_scan(device, lengths, has_values, has_bootstrap, dtype, monkeypatch):
         torch.testing.assert_close(got[1].double(), want + values.double(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("has_values", [False, True])
+def test_wide_results_are_those_before_rounding(device, has_values):
+    """Whose differences of 1e-9 float32 would not tell."""
+    rewards = torch.full((700,), 1.0, dtype=torch.float64)
+    rewards[::3] += 1e-9
+    values = rewards.flip(0) * 0.5 if has_values else None
+    cu = torch.tensor([0, 0, 650, 700]).int()
+    given = [x if x is None else x.to(device) for x in (rewards, values, None, cu)]
+    got = scan_op(*given, 0.9, 0.9, True).cpu()
+    assert got.dtype == torch.float64
+    want = [
+        loop(rewards[a:b].tolist(), values[a:b].tolist() if has_values else None, 0.0, 0.9, 0.9)
+        for a, b in ((0, 650), (650, 700))
+    ]
+    want = torch.tensor(want[0] + want[1], dtype=torch.float64)
+    torch.testing.assert_close(got[0], want, rtol=1e-13, atol=1e-13)
+    assert torch.equal(got.float(), scan_op(*given, 0.9, 0.9).cpu())
+
+
 def test_a_segment_in_any_company(device):
     part = torch.randn(700, device=device)
     alone = mp.discounted_returns(part, torch.tensor([0, 700], device=device), 0.97)
@@ -77,6 +96,7 @@ def test_opcheck(device):
     x, end = torch.randn(9, device=device), torch.randn(3, device=device)
     torch.library.opcheck(scan_op, (x, None, None, cu, 0.9, 0.9))
     torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8))
+    torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8, True))
 
 
 @pytest.mark.gpu

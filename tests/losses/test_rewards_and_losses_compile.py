@@ -133,12 +133,15 @@ def test_scatter_scores(target, weighed):
 
 @each_target
 @pytest.mark.parametrize("absent", [(), ("values",), ("bootstrap",), ("values", "bootstrap")])
-@pytest.mark.parametrize("dtype", ["*fp32", "*fp64", "*bf16"])
-def test_segment_returns(target, dtype, absent):
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [("*fp32", "*fp32"), ("*fp64", "*fp32"), ("*bf16", "*fp32"), ("*fp32", "*fp64")],
+)
+def test_segment_returns(target, dtype, out, absent):
     from mmpack.losses.returns import triton as m
 
     signature = {"rewards": dtype, "values": dtype, "bootstrap": dtype, "cu": "*i32"}
-    signature |= {"out": "*fp32", "count": "i32", "gamma": "fp64", "decay": "fp64"}
+    signature |= {"out": out, "count": "i32", "gamma": "fp64", "decay": "fp64"}
     signature = {name: kind for name, kind in signature.items() if name not in absent}
     constants = {"BLOCK": m.BLOCK} | dict.fromkeys(absent)
     assert compiled_size(m.returns_kernel, signature, constants, target, num_warps=4) > 0

@@ -126,6 +126,12 @@ def part(**fields):
             "'url', and mmpack fetches nothing",
         ),
         (part(type="image_url", image_url={"url": "x"}), None, "mmpack fetches nothing"),
+        (
+            part(type="input_audio", input_audio={"data": "AAAA"}),
+            None,
+            "of type input_audio, which no",
+        ),
+        (part(type="file", file={"file_id": "f"}), None, "of type file, which no chat template"),
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),

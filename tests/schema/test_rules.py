@@ -486,6 +486,7 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             ),  # of a grid of 4 × 6 patches of 14 pixels
             _box((0.0, 0.0, 84.0, 56.5), "absolute_pixels"),
             _box((0.0, -0.5, 84.0, 56.0), "absolute_pixels", None),
+            _box((0.0, 0.0, 84.5, 56.0), "absolute_pixels", None),  # in no picture
             _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
         ],
     ),
@@ -622,7 +623,6 @@ def _codes(topic, sample, family):
         _box((5.0, 5.0, 5.5, 5.5)),
         _box((0.0, 0.0, float(np.float32(1.0) * np.float32(1.0000001)), 1.0), "normalized_1"),
         _box((0.0, 0.0, 84.0, 56.0), "absolute_pixels"),
-        _box((0.0, 0.0, 1e6, 56.0), "absolute_pixels", None),  # of what is not known
         _box((0.0, 0.0, 640.0, 480.0), "absolute_pixels", screen_size=(640, 480)),
         _vocabulary(151936),
         _set("processor", {"tokenizer": {"vocab_size": "many"}}),
@@ -659,10 +659,24 @@ def test_an_action_behind_the_loss_is_of_no_turn():
     assert [p.code for p in validate(sample)] == ["MM207"]
 
 
+def test_a_box_that_names_no_picture_may_be_in_the_largest():
+    parts = [("image", (1, 4, 6), "a"), ("image", (1, 8, 2), "b"), ("text", [2])]
+    sample = make_sample(parts)
+    for box, outside in (((0.0, 60.0, 84.0, 112.0), []), ((0.0, 0.0, 84.0, 113.0), ["MM311"])):
+        _box(box, "absolute_pixels", None)(sample)
+        assert [p.code for p in validate(sample)] == outside
+    sample.media[1].grid_thw, sample.screen_size = (1, 8, 2), (100, 200)
+    assert validate(sample) == []
+    words = make_sample([("text", [1, 2])])
+    _box((0.0, 0.0, 9999.0, 9.0), "absolute_pixels", None)(words)
+    assert validate(words) == []
+
+
 def test_a_tiled_image_has_no_known_width():
     sample = make_sample([("text", [1]), ("image", (4, 32, 32)), ("text", [2])], family="internvl")
-    _box((0.0, 0.0, 900.0, 900.0), "absolute_pixels")(sample)
-    assert validate(sample) == []
+    for media_index in (None, 0):
+        _box((0.0, 0.0, 900.0, 900.0), "absolute_pixels", media_index)(sample)
+        assert validate(sample) == []
     sample.media[0].grid_thw = (1, 32, 32)
     sample.media[0].num_tokens = 256
     assert "MM311" in [p.code for p in validate(sample)]

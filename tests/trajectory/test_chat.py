@@ -201,6 +201,7 @@ def test_choices_of_one_call_are_branches(processor, log):
 
 def test_other_logs_are_refused(processor, log, picture):
     remote = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    heard = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     broken = [
         (log[:2], "no message is an assistant's"),
         ([log[2]], r"messages\[0\] is an assistant's, but no message comes before it"),
@@ -209,6 +210,7 @@ def test_other_logs_are_refused(processor, log, picture):
         ([None], r"messages\[0\] is None"),
         ([{"content": "x"}], "has no role"),
         ([{"role": "user", "content": [remote]}, log[2]], "mmpack fetches nothing"),
+        ([{"role": "user", "content": [heard]}, log[2]], "is of type input_audio, which no"),
         ([*log[:2], {**log[2], "finish_reason": "tired"}], "finish_reason 'tired'"),
         ([*log[:2], {**log[2], "token_ids": [5], "logprobs": [-1, -2]}], "1 token_ids and 2"),
         ([*log[:2], {**log[2], "token_ids": "abc"}], "token_ids"),

@@ -291,5 +291,5 @@ def test_reports_without_samples():
 
 
 def test_what_is_no_report():
-    with pytest.raises(mp.ArgumentError, match=r"it is handed None, .* Fix: "):
+    with pytest.raises(mp.ArgumentError, match=r"what to draw is None, .* Fix: "):
         mp.view.html(None)

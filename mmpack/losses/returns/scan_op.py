@@ -2,7 +2,8 @@
 
 On each segment of cu, with d = rewards (values absent) or rewards + gamma · the next value − value:
 out[0, t] = sum over k of decay^k · d[t + k]; with values out[1] = out[0] + values. The next value of a segment's last
-element is its bootstrap (0 without one); without values gamma · bootstrap is added to the last reward.
+element is its bootstrap (0 without one); without values gamma · bootstrap is added to the last reward. Results are
+float32, or `wide` as summed: a group's returns may be closer to each other than float32 tells.
 """
 
 from __future__ import annotations
@@ -23,13 +24,23 @@ def _run(rewards: Tensor, *rest: Any) -> Tensor:
     return scanned
 
 
-def _fake(rewards: Tensor, values: Tensor | None, *_: Any) -> Tensor:
-    return rewards.new_empty((1 if values is None else 2, len(rewards)), dtype=torch.float32)
+def _fake(
+    rewards: Tensor,
+    values: Tensor | None,
+    bootstrap: Tensor | None,
+    cu: Tensor,
+    gamma: float,
+    decay: float,
+    wide: bool = False,
+) -> Tensor:
+    dtype = torch.float64 if wide else torch.float32
+    return rewards.new_empty((1 if values is None else 2, len(rewards)), dtype=dtype)
 
 
-# rewards, values [N] and bootstrap [B]: floats; cu [B+1]. Result: [1, N] float32, [2, N] with values.
+# rewards, values [N] and bootstrap [B]: floats; cu [B+1]. Result: [1, N] float32 (wide: float64), [2, N] with values.
 scan_op = define_op(
-    "segment_returns(Tensor rewards, Tensor? values, Tensor? bootstrap, Tensor cu, float gamma, float decay) -> Tensor",
+    "segment_returns(Tensor rewards, Tensor? values, Tensor? bootstrap, Tensor cu, float gamma, float decay, "
+    "bool wide=False) -> Tensor",
     _run,
     _fake,
 )

@@ -15,6 +15,7 @@ def segment_returns(
     cu: Tensor,
     gamma: float,
     decay: float,
+    wide: bool = False,
 ) -> Tensor:
     """Arguments and results of mmpack::segment_returns."""
     count = len(rewards)
@@ -28,4 +29,5 @@ def segment_returns(
     # a GPU would wait for its longest segment
     longest = int(cu.diff().max()) if cu.device.type == "cpu" and len(cu) > 1 else None
     scanned = suffix_scan(terms if value is None else terms - value, stop, decay, longest)
-    return torch.stack([scanned] if value is None else [scanned, scanned + value]).float()
+    out = torch.stack([scanned] if value is None else [scanned, scanned + value])
+    return out if wide else out.float()

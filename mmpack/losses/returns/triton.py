@@ -68,10 +68,12 @@ def segment_returns(
     cu: Tensor,
     gamma: float,
     decay: float,
+    wide: bool = False,
 ) -> Tensor:
     """Arguments and results of mmpack::segment_returns."""
     count, segments = len(rewards), len(cu) - 1
-    out = rewards.new_empty((1 if values is None else 2, count), dtype=torch.float32)
+    dtype = torch.float64 if wide else torch.float32
+    out = rewards.new_empty((1 if values is None else 2, count), dtype=dtype)
     if count == 0:
         return out
     with torch.cuda.device_of(out):

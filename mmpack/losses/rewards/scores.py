@@ -260,6 +260,10 @@ def _flattened(
 
 def _scope(what: str, batch: Any, sample: int, scope: Any) -> tuple[int, int, int]:
     """Kind and numbers of a scope."""
+    if type(scope) is dict and len(scope) == 1:  # as most are: a batch has thousands
+        ((kind, value),) = scope.items()
+        if kind in KINDS and type(value) is int and 0 <= value <= FARTHEST:
+            return KINDS[kind], value, 0
     if isinstance(scope, str) and scope == "sequence":
         return SEQUENCE, 0, 0
     if isinstance(scope, dict) and len(scope) == 1:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.advantages.group import WithinGroup, check_finite, group_advantages
-from mmpack.losses.returns.returns import discounted_returns
+from mmpack.losses.returns.scan_op import scan_op
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
@@ -78,18 +78,21 @@ def turn_advantages(
     trajectory = segment_ids(cu_turns, len(rewards))
     group = group_index[trajectory]
 
+    def returns(of: Tensor, wide: bool) -> Tensor:
+        scanned: Tensor = scan_op(of, None, None, cu_turns, gamma, gamma, wide)
+        return scanned[0]
+
     if method == "returns":
-        returns = discounted_returns(rewards, cu_turns, gamma)
-        return group_advantages(returns, group, kind, eps, check=check)
+        return group_advantages(returns(rewards, True), group, kind, eps, check=check)
     if method == "process":
         normal = group_advantages(rewards, group, kind, eps, check=check)
-        return discounted_returns(normal, cu_turns, gamma)
+        return returns(normal, False)
     totals = segment_sum(rewards, cu_turns)
     whole = group_advantages(totals, group_index, kind, eps, check=check)[trajectory]
     if anchor is None:
         return whole
-    returns = discounted_returns(rewards, cu_turns, gamma)
-    step = group_advantages(returns, _paired(group, anchor), kind, eps, check=False)
+    paired = _paired(group, anchor)
+    step = group_advantages(returns(rewards, True), paired, kind, eps, check=False)
     return whole + omega * step
 
 

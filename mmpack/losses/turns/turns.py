@@ -27,6 +27,7 @@ class Turns:
     """
 
     trajectory_ids: list[str]  # [J], in order of first appearance; a sample's id where it has none
+    group_ids: list[str]  # [J]: whose `mp.group_numbers` are the same on every rank
     group_index: Tensor  # [J] int64, numbered in order of first appearance
     cu_turns: Tensor  # [J+1] int32: the turns of each trajectory
     turn: Tensor  # [K] int64: the number of each turn
@@ -115,6 +116,7 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
         trajectory_ids=[
             samples[alone].sample_id if named is None else named for _, named, alone in numbers
         ],
+        group_ids=[group for group, _, _ in numbers],
         group_index=torch.tensor(group_index, dtype=torch.int64),
         cu_turns=torch.from_numpy(np.searchsorted(keys // WIDE, np.arange(len(numbers) + 1))).int(),
         turn=torch.from_numpy(keys % WIDE),

@@ -1,6 +1,7 @@
 """Boxes and points against their coordinate system (MM310, MM311, MM314), and the screen (MM315).
 
-Absolute pixels are those of the image as the model saw it: its grid times the patch size.
+Absolute pixels are those of the image as the model saw it: its grid times the patch size. A place that names no medium
+may be in any: it is outside where it is beyond all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def problems(sample: Sample, family: Family) -> Found:
             for kind in ("bbox", "point"):
                 values = getattr(item, kind, None)
                 if values is not None:
-                    limits = limits_of(sample, family, sample.coordinate_system, item.media_index)
+                    limits = _limits(sample, family, item.media_index)
                     for code, why in place_faults(values, sample.coordinate_system, limits):
                         yield code, f"{name}[{i}]", why, None
 
@@ -55,6 +56,13 @@ def place_faults(
 def _is_outside(value: float, limit: float) -> bool:
     slack = ROUNDING * (limit if limit < float("inf") else 1.0)
     return not -slack <= value <= limit + slack
+
+
+def _limits(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
+    named = range(len(sample.media)) if media_index is None else (media_index,)
+    system = sample.coordinate_system
+    found = [limits_of(sample, family, system, k) for k in named or (None,)]
+    return max(x for x, _ in found), max(y for _, y in found)
 
 
 def limits_of(
@@ -92,12 +100,14 @@ def valid(table: Table) -> np.ndarray:
     screens = [s if fits(s) else (-1, -1) for s in table.values("screen_size")]
     screen = np.array(screens, np.float64).reshape(-1, 2)
     ok[(screen == 0).any(axis=1)] = False
+    largest = screen.copy()  # of a place that names no medium
+    np.maximum.at(largest, media.row, sides)
     systems = table.values("coordinate_system")
     normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
     for name in FIELDS:
         items = table.items(name)
         row, index = items.row, items.numbers("media_index").astype(np.int64)
-        limits = screen[row]
+        limits = np.where(index[:, None] < 0, largest[row], screen[row])
         shown = (index >= 0) & (index < media.counts[row])
         limits[shown] = np.maximum(limits[shown], sides[media.first[row[shown]] + index[shown]])
         limits[limits[:, 0] < 0] = np.inf

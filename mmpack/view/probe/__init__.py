@@ -77,7 +77,7 @@ def _listed(reports: Any, what: str) -> list[Any]:
         return [reports]
     if not isinstance(reports, Iterable):
         raise ArgumentError(
-            f"probe.{what}: it is handed {kind_of(reports)}. Fix: pass what mp.probe.run returns"
+            f"probe.{what}: what to draw is {kind_of(reports)}. Fix: pass what mp.probe.run returns"
         )
     return list(reports)
 
@@ -88,7 +88,7 @@ def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
     for report in reports:
         if not isinstance(report, ProbeReport):
             raise ArgumentError(
-                f"probe.{what}: it is handed {kind_of(report)}. Fix: pass what mp.probe.run returns"
+                f"probe.{what}: what to draw is {kind_of(report)}. Fix: pass what mp.probe.run returns"
             )
     return reports
 
