@@ -13,6 +13,7 @@ import argparse
 import functools
 import importlib.metadata
 import json
+import runpy
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,8 +29,8 @@ PAGE = ROOT / "docs" / "frameworks.md"
 BEGIN, END = "<!-- counts: benchmarks/frameworks.py -->\n", "<!-- /counts -->\n"
 PROMPTS, RESPONSES = 2, 8
 HEAD = (
-    "| framework, as it was run | rows: stock | mmpack | patches: stock | mmpack |\n"
-    "| --- | ---: | ---: | ---: | ---: |\n"
+    "| framework, as it was run | version | rows: stock | mmpack | patches: stock | mmpack |\n"
+    "| --- | --- | ---: | ---: | ---: | ---: |\n"
 )
 Counts = dict[str, int]
 
@@ -78,7 +79,8 @@ def paged(text: str) -> str:
         if (RESULTS / f"{name}.json").exists()
     ]
     lines = [
-        f"| {row['framework']} | {row['stock']['rows']:,} | {row['mmpack']['rows']:,} "
+        f"| {row['framework']} | {next(iter(row['versions'].values()))} "
+        f"| {row['stock']['rows']:,} | {row['mmpack']['rows']:,} "
         f"| {row['stock']['patches']:,} | {row['mmpack']['patches']:,} |\n"
         for row in rows
     ]
@@ -316,14 +318,12 @@ def of_verl(fixture: Any) -> tuple[Counts, Counts]:
 
 def of_openrlhf(fixture: Any) -> tuple[Counts, Counts]:
     """Its Actor, called as its training pass calls it."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from support.openrlhf_parts import import_trainer
-
+    where = ROOT / "tests" / "support" / "openrlhf_parts.py"
     from mmpack.adapters.openrlhf import use
     from mmpack.smoke.matrix.openrlhf_trace import experience
     from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
-    trainer = import_trainer()
+    trainer = runpy.run_path(str(where))["import_trainer"]()
     from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
     with tempfile.TemporaryDirectory() as folder:
