@@ -256,7 +256,9 @@ def of_trl(fixture: Any) -> tuple[Counts, Counts]:
         with tempfile.TemporaryDirectory() as folder:
             trainer = kind(
                 model=tiny_model("qwen2_5_vl"),
-                reward_funcs=lambda completion_ids, **columns: [float(len(c)) for c in completion_ids],
+                reward_funcs=lambda completion_ids, **columns: [
+                    float(len(c)) for c in completion_ids
+                ],
                 rollout_func=returned,
                 args=GRPOConfig(
                     folder,

@@ -59,7 +59,9 @@ def chart(
             f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: pass one str per report"
         )
     if path is not None and not isinstance(path, str | os.PathLike):
-        raise ArgumentError(f"probe.chart: path is {kind_of(path)}. Fix: pass a name ending in .png")
+        raise ArgumentError(
+            f"probe.chart: path is {kind_of(path)}. Fix: pass a name ending in .png"
+        )
     made = figure(checked, names, title)
     if path is not None:
         if Path(path).suffix.lower() != ".png":

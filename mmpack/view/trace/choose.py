@@ -88,7 +88,7 @@ def checked_options(
         )
     if media_root is not None and not os.path.isdir(media_root):
         raise ArgumentError(
-            f"{what}: media_root {os.fspath(media_root)!r:.120} is no folder. Fix: name the folder that sources begin in"
+            f"{what}: media_root {os.fspath(media_root)!r:.120} is no folder. Fix: name the folder of all sources"
         )
     if pictures is not None and not isinstance(pictures, Mapping):
         raise ArgumentError(
