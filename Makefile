@@ -153,6 +153,7 @@ release: $(STAMP) .venv-release/.stamp  ## sdist, wheels, bill of materials and 
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python tests/support/wheel_check.py --platform-wheel dist
 	.venv-release/bin/python -m twine check --strict dist/*
+	.venv-release/bin/python tests/support/extras_check.py
 	$(BIN)/python tests/support/wheel_check.py --dist dist
 	.venv-release/bin/python tests/support/sbom.py dist
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
