@@ -17,7 +17,7 @@ HERE := not slow and not gpu and not engine and not kernel and not compile and n
 MATRIX := vllm verl openrlhf sglang
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
-BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu several render step cost_model first_step host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu several render step cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
@@ -87,7 +87,7 @@ test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against th
 .PHONY: test-gpu
 test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
-	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: PYTHON=... with a CUDA build of torch")'
+	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: name a PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
 	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf -- '-n 8') -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
 	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu and alone" $(call marked,alone)
@@ -129,6 +129,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	.venv-upstream/bin/python fixtures/video/regenerate.py --check
 	$(BIN)/python benchmarks/render.py --check
 	$(BIN)/python benchmarks/scale.py --check
+	$(BIN)/python benchmarks/frameworks.py --check
 	$(BIN)/python tests/support/rooms.py --check
 	$(BIN)/python tests/support/tried_with.py --check
 	$(BIN)/python tests/support/manual.py --check
@@ -152,6 +153,7 @@ release: $(STAMP) .venv-release/.stamp  ## sdist, wheels, bill of materials and 
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python tests/support/wheel_check.py --platform-wheel dist
 	.venv-release/bin/python -m twine check --strict dist/*
+	.venv-release/bin/python tests/support/extras_check.py
 	$(BIN)/python tests/support/wheel_check.py --dist dist
 	.venv-release/bin/python tests/support/sbom.py dist
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS

@@ -21,10 +21,10 @@ class CustomBuildHook(BuildHookInterface):
         if asked in ("", "0"):
             return
         if asked != "1":
-            raise SystemExit(f"MMPACK_BUILD_CSRC is {asked!r}. Fix: 1, or nothing")
+            raise SystemExit(f"MMPACK_BUILD_CSRC is {asked!r}. Fix: set 1, or nothing")
         if version == "editable":
             raise SystemExit(
-                "MMPACK_BUILD_CSRC is for wheels. Fix: an editable install without it, then python -m mmpack.ops.build"
+                "MMPACK_BUILD_CSRC is for wheels. Fix: install without it, then run python -m mmpack.ops.build"
             )
         recipe = _recipe(Path(self.root))
         try:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.benchmarks import benchmark
 from support.trl_trainers import datasets, reward, rows_of, small_processor, trl
 from test_docs_run import blocks, run
 from transformers import TrainingArguments
@@ -140,3 +141,26 @@ def test_figures_are_those_of_the_results():
     assert at["padded-tower-no-mask"]["seconds"] == min(
         row["seconds"] for peer, row in at.items() if peer.startswith(("padded", "liger"))
     )
+
+
+def test_counts_are_those_of_the_results():
+    frameworks = benchmark("frameworks")
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert frameworks.paged(text) == text
+    found = {path.stem for path in frameworks.RESULTS.glob("*.json")}
+    assert found == frameworks.RUNNERS.keys()
+    for name in found:
+        row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        assert row["stock"].keys() == row["mmpack"].keys() == {"rows", "patches"}
+        assert all(row["mmpack"][part] < row["stock"][part] / 2 for part in row["stock"]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trl", "trainer", "accelerate"])
+def test_counts_are_counted_again(name):
+    """Those that need no environment of their own."""
+    pytest.importorskip("accelerate")
+    frameworks = benchmark("frameworks")
+    row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    counted = frameworks.RUNNERS[name][0](frameworks.rollout())
+    assert counted == (row["stock"], row["mmpack"])

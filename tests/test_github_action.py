@@ -79,6 +79,52 @@ def test_sides_that_differ_fail_the_job_after_their_page_is_kept(traces):
     assert [*LINES].index("Keep the page") < [*LINES].index("Verdict")
 
 
+def test_findings_become_annotations(traces):
+    folder, given = traces
+    done, _, _ = step("Annotate", folder, TRAIN="other.jsonl", **given)
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("::error ")]
+    assert done.returncode == 0 and "file=other.jsonl,line=1" in line, done
+    assert not (folder / "hit").exists()
+    missing, _, _ = step("Annotate", folder, TRAIN="none.jsonl", **given)
+    assert missing.returncode == 1 and "does not exist" in missing.stderr
+
+
+PAGE = "https://github.com/o/r/actions/runs/1/artifacts/2"
+
+
+def test_the_summary_links_the_page(tmp_path):
+    done, summary, _ = step("Link the page", tmp_path, PAGE=PAGE)
+    assert done.returncode == 0 and f"]({PAGE})" in summary
+
+
+def test_the_comment_has_the_findings_and_the_page(traces):
+    """With a `gh` that writes down what it is asked for."""
+    folder, given = traces
+    step("Compare", folder, TRAIN="other.jsonl", **given)
+    gh = folder / "path" / "gh"
+    gh.parent.mkdir()
+    gh.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > "{folder}/asked"\n')
+    gh.chmod(0o755)
+    paths = f"{gh.parent}:{os.environ['PATH']}"
+    env = {"PULL_REQUEST": 7, "REPOSITORY": "o/r", "PAGE": PAGE, "PATH": paths}
+    done, _, _ = step("Comment", folder, **env)
+    assert done.returncode == 0, done
+    *asked, body = (folder / "asked").read_text().split()
+    assert asked == ["pr", "comment", "7", "--repo", "o/r", "--body-file"]
+    head, text = Path(body).read_text().split(f"]({PAGE})\n\n")
+    assert head.startswith("### mmpack parity") and "DIFFERENT" in text
+    assert all(line.startswith("    ") and len(line) < 510 for line in text.splitlines())
+
+
+def test_who_gets_a_comment():
+    """Only who asked for it, and only where the sides differ."""
+    assert STEPS["inputs"]["comment"]["default"] == "false"
+    said = LINES["Comment"]["if"]
+    assert "inputs.comment == 'true'" in said and "outputs.code == '1'" in said
+    assert LINES["Annotate"]["if"] == "steps.compare.outputs.code == '1'"
+    assert [*LINES].index("Keep the page") < [*LINES].index("Comment") < [*LINES].index("Verdict")
+
+
 def test_a_trace_that_is_not_there(traces):
     folder, given = traces
     done, summary, output = step("Compare", folder, TRAIN="$(touch hit).jsonl", **given)

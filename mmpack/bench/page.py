@@ -138,12 +138,15 @@ def liger_rows(report: dict[str, Any]) -> str:
 
 
 def _summary(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Seconds of each bar of the chart."""
+    """Seconds of each bar of the chart; a bar that nothing was measured for has no column."""
+    found = figures(rows)
+    shown = [at for at in range(len(BARS)) if any(bars[at] is not None for bars in found.values())]
     body = [
-        [name_of(model), WORKLOADS[workload].about, *map(_bar, bars)]
-        for (model, workload), bars in figures(rows).items()
+        [name_of(model), WORKLOADS[workload].about, *(_bar(bars[at]) for at in shown)]
+        for (model, workload), bars in found.items()
     ]
-    return ["model", "workload", *BARS], body
+    labels = [*BARS]
+    return ["model", "workload", *(labels[at] for at in shown)], body
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -61,8 +61,10 @@ def command(
     profile: Annotated[bool, typer.Option("--profile", help="Show where the time goes.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Time forward and backward of a GRPO batch by each peer; rows that FILE has are skipped. Exits 1 if a check
-    fails."""
+    """Time forward and backward of a GRPO batch with each peer. Exits 1 if a check fails.
+
+    Rows that are already in FILE are skipped.
+    """
     for package in ("torch", "transformers"):
         require(package, "hf", "mmpack bench")
     from mmpack.bench.models import MODELS

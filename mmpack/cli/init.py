@@ -47,16 +47,16 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Write the files of a small training loop to start from. A file that is there is never overwritten."""
+    """Write the files of a small training loop to start from. Never overwrites a file."""
     sources = sorted(p for p in (STARTERS / framework).iterdir() if p.is_file())
     targets = [folder / source.name for source in sources]
     there = [target for target in targets if target.exists() or target.is_symlink()]
     if there:
         raise ArgumentError(
-            f"init: {str(there[0])!r:.120} is there already. Fix: another DIR, or move the file away"
+            f"init: {str(there[0])!r:.120} is there already. Fix: name another DIR, or move the file away"
         )
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"init: {str(folder)!r:.120} is no folder. Fix: another DIR")
+        raise ArgumentError(f"init: {str(folder)!r:.120} is no folder. Fix: name another DIR")
     folder.mkdir(parents=True, exist_ok=True)
     for source, target in zip(sources, targets, strict=True):
         with source.open("rb") as text, replaced(target, "init", ArgumentError) as file:

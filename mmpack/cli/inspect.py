@@ -36,7 +36,7 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Count what a trace holds, broken rules included; they don't change the exit code."""
+    """Show what a trace holds. Broken rules are counted, and don't change the exit code."""
     from mmpack.schema.trace import read_trace
 
     samples = tracked(read_trace(trace), "reading")

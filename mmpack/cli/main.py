@@ -21,6 +21,7 @@ COMMANDS = (
     "init", "smoke", "parity", "probe", "probe chain", "validate", "inspect", "convert", "view", "plan", "frames",
     "bench", "doctor", "schema",
 )  # fmt: skip
+ABOUT = "The data layer of multimodal RL: check, pack, plan and draw its samples."
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
 
@@ -62,11 +63,11 @@ def build() -> Any:
 
     app = typer.Typer(
         cls=root.Commands,
-        help="The data layer of multimodal RL.",
+        help=ABOUT,
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
         add_completion=False,  # typer's options ask which shell runs this, which a pipe can't say
     )
-    app.callback(help="The data layer of multimodal RL.")(root.options)
+    app.callback(help=ABOUT)(root.options)
     for name in COMMANDS:
         module = name.replace(" ", "_")
         made = importlib.import_module(f"mmpack.cli.{module}").command

@@ -44,9 +44,9 @@ def command(
     out: OutOption = None,
     html: HtmlOption = None,
 ) -> int:
-    """Compare each stage of a step, in every layout, cache and number of ranks, with each sample alone.
+    """Compare each stage of a step with each sample alone, in every layout. Exits 1 if one is beyond its bound.
 
-    Exits 1 if a stage is beyond its bound.
+    Caches and numbers of ranks are compared too, by --axis and --tp.
     """
     for package in ("torch", "transformers", "tokenizers", "PIL"):
         require(package, "hf", "mmpack probe chain")

@@ -84,8 +84,10 @@ def command(
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Draw a trace: screens with clicks and boxes, tokens by role, rewards, shared prefixes. Or draw a pack, a plan or
-    a parity report."""
+    """Draw a trace, a pack, a plan or a parity report, as a page or a figure.
+
+    A trace shows screens with clicks and boxes, tokens by role, rewards and shared prefixes.
+    """
     files = Files.checked(trace, html, png, out)
     of_pages = {"--media-root": media_root, "--tokenizer": tokenizer}
     of_traces = {"--sample": sample, "--trajectory": trajectory, "--limit": limit}

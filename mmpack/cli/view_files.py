@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mmpack.schema.sample import Sample
 
 MAX_FILE = 2**30  # bytes
+WRITTEN = "what Plan.save or `mmpack parity --out` wrote"
 TRACES = (".jsonl", ".jsonl.zst", ".parquet", ".json")
 
 
@@ -65,17 +66,18 @@ def draw_document(files: Files, as_json: bool) -> int:
     from mmpack.parity.saved import is_report, report_of
 
     document = _parsed(files.read)
+    if document is None:
+        raise ArgumentError(
+            f"view: {files.read} holds no JSON that can be read. Fix: name a trace, or {WRITTEN}"
+        )
     if is_report(document):
         report, drift = report_of(document, f"view: {files.read}")
         return _draw_report(files, report, drift, as_json)
     from mmpack.planning.planned import FORMAT, Plan
 
-    if document is not None and (
-        not isinstance(document, dict) or document.get("format") != FORMAT
-    ):
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ArgumentError(
-            f"view: {files.read} is neither a plan nor a parity report. "
-            "Fix: name what Plan.save or `mmpack parity --out` wrote"
+            f"view: {files.read} is neither a plan nor a parity report. Fix: name {WRITTEN}"
         )
     return _draw_plan(files, Plan.load(files.read), as_json)
 
@@ -169,10 +171,14 @@ def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
 
 
 def _parsed(path: Path) -> Any:
-    """The JSON of a file; None where it holds none, which a reader of one kind says better."""
+    """The JSON of a file; None where it holds none."""
     try:
         return json.loads(read_bounded(path, MAX_FILE))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        raise ArgumentError(
+            f"view: {path} can't be read: {error.strerror}. Fix: name a trace, or {WRITTEN}"
+        ) from None
+    except (ValueError, RecursionError):
         return None
 
 

@@ -75,7 +75,7 @@ def build() -> Path:
         if compiler.partition(".")[0] != _cuda().partition(".")[0]:
             raise BackendError(
                 f"csrc/ can't be built here: nvcc is of CUDA {compiler}, torch of CUDA {_cuda()}. "
-                f"Fix: CUDA_HOME of a toolkit {_cuda()}, {ELSE}"
+                f"Fix: set CUDA_HOME to a toolkit of CUDA {_cuda()}, {ELSE}"
             )
         target = cache_folder() / recipe.place(FOLDER, _cuda(), codes)
         target.parent.mkdir(parents=True, exist_ok=True)

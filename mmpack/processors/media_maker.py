@@ -94,7 +94,7 @@ class MediaMaker(Parts):
         if self.image_processor is None:
             raise ArgumentError(
                 f"{where}: the processor has no image_processor, which reads pictures. "
-                "Fix: wrap_processor(…, image_processor=…)"
+                "Fix: pass wrap_processor(…, image_processor=…)"
             )
         return rgb_pixels(image, self.media_root, where, self._to_rgb)
 
@@ -137,7 +137,7 @@ class MediaMaker(Parts):
                 f"{where}: {self.family.name} takes no audio. Fix: use a family that does"
                 if self.family.audio is None
                 else f"{where}: the processor has no feature_extractor, which reads audio. "
-                "Fix: wrap_processor(…, feature_extractor=…)"
+                "Fix: pass wrap_processor(…, feature_extractor=…)"
             )
         return audio_medium(
             item, self.feature_extractor, part, self.family, self.media_root, self.cache, where

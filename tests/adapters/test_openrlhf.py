@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.same import assert_equal
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
@@ -218,3 +219,12 @@ def assert_same(a, b):
     """Two Experiences, bit for bit."""
     for field in fields(b):
         assert_equal(getattr(a, field.name), getattr(b, field.name), field.name)
+
+
+def test_the_page_s_example(experience, fixture, buffer):
+    page = "docs/adapters.md"
+    [code] = [block for block in blocks(page) if "replay_buffer.append" in block[1]]
+    names = {"experience": experience, "processor": fixture.processor, "replay_buffer": buffer}
+    ran = run(page, names, [code])
+    again = ran["to_samples"]([buffer[i] for i in range(len(buffer))], fixture.processor)
+    assert mp.compare(ran["samples"], again).ok and len(again) == len(fixture.rows)

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
@@ -319,3 +320,14 @@ def test_traps_are_named(requests, responses, fixture):
         to_samples(responses[:1], requests[:1], fixture.processor)
     named = to_samples(responses[:1], requests[:1], fixture.processor, images=fixture.pictures[:1])
     assert len(named[0].media) == len(fixture.pictures[0])
+
+
+def test_the_page_s_example(requests, responses, fixture):
+    page = "docs/adapters.md"
+    [code] = [block for block in blocks(page) if "adapters.sglang import" in block[1]]
+    groups = [group for _, group in fixture.ids]
+    names = {"responses": responses, "requests": requests, "groups": groups}
+    ran = run(page, names | {"processor": fixture.processor}, [code])
+    assert mp.validate(ran["samples"]) == []
+    for sample, request in zip(ran["samples"], ran["requests"], strict=True):
+        assert list(request["input_ids"]) == sample.input_ids.tolist()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.models import spread_out
 from support.same import assert_equal
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.contracts import TOLERANCES
@@ -486,3 +487,12 @@ def assert_same(a, b):
         for x, y in zip(a.non_tensor_batch[name], values, strict=True):
             assert_equal(x, y, name)
     assert_equal(a.meta_info, b.meta_info, "meta_info")
+
+
+def test_the_page_s_example(data, fixture):
+    page = "docs/adapters.md"
+    [code] = [block for block in blocks(page) if "adapters.verl import" in block[1]]
+    names = {"mp": mp, "data": data, "processor": fixture.processor, "pictures": fixture.images()}
+    ran = run(page, names, [code])
+    assert ran["batch"].num_loss_tokens == int(data.batch["response_mask"].sum())
+    assert_same(ran["data"], data)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.same import assert_equal
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
@@ -312,3 +313,14 @@ def test_traps_are_named(items, fixture):
     items[two].multimodal_train_inputs = inputs
     with pytest.raises(LayoutError, match="dropped_image"):
         to_samples(items[two : two + 1], fixture.processor)
+
+
+def test_the_page_s_example(items, fixture):
+    page = "docs/adapters.md"
+    [code] = [block for block in blocks(page) if "sample_class=Sample" in block[1]]
+    names = {"rollout": items, "processor": fixture.processor, "Sample": Documented}
+    ran = run(page, names, [code])
+    assert [type(item) for item in ran["rollout"]] == [Documented] * len(ran["samples"])
+    assert [item.tokens for item in ran["rollout"]] == [
+        s.input_ids.tolist() for s in ran["samples"]
+    ]

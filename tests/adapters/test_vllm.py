@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.engines import image, messages, reset, shared_engine, trainer, video
 from support.process import run_python
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
@@ -380,3 +381,23 @@ def test_an_engine_in_another_process_is_refused(monkeypatch):
     )
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     assert run_python(code).stdout.split() == ["BackendError"]
+
+
+def test_the_page_s_loop(engine, monkeypatch):
+    """docs/engines.md, with the running engine: no second one is started."""
+    started = []
+
+    def start(folder, **settings):
+        started.append((folder, settings))
+        return engine
+
+    monkeypatch.setattr("mmpack.adapters.vllm.VllmEngine", start)
+    page = "docs/engines.md"
+    [code] = [block for block in blocks(page) if "unlike_weights" in block[1]]
+    names = {"prompts": PROMPTS[:2], "group_ids": NAMES[:2], "model": trainer()[0]}
+    ran = run(page, names, [code])
+    assert started == [("checkpoint", {"dtype": "float32"})]
+    assert len(ran["samples"]) == 8 and mp.validate(ran["samples"]) == []
+    assert not ran["stale"]
+    [after] = engine.rollout(PROMPTS[3:], NAMES[3:], n=1, max_new_tokens=1)
+    assert [version.version for version in after.policy_versions] == ["1"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines import checkpoint, image, messages, reset, shared_engine, trainer, video
+from test_docs_run import blocks, run
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import mmpack as mp
@@ -214,3 +215,13 @@ def test_nothing_is_kept_where_nothing_is_filtered(engine):
 def test_lists_that_cannot_be_right_are_refused(engine, given, settings, why):
     with pytest.raises(ArgumentError, match=why):
         converted(engine, completion(mask=given), **settings)
+
+
+def test_the_page_s_example(engine, capsys):
+    """docs/engines.md, with the running engine."""
+    page = "docs/engines.md"
+    [code] = [block for block in blocks(page) if "kept_ids=True" in block[1]]
+    names = {"mp": mp, "VllmEngine": lambda folder, **settings: shared_engine(**settings)}
+    ran = run(page, names | {"prompts": PROMPTS[:1], "group_ids": NAMES[:1]}, [code])
+    assert capsys.readouterr().out.startswith("Ragged(lists=")
+    assert ran["batch"].kept_ids is not None and len(ran["samples"]) == 4

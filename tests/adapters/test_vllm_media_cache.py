@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines import image, messages, reset, shared_engine, trainer, video
+from test_docs_run import blocks, run
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
@@ -189,3 +190,23 @@ def test_a_small_cache_evicts_and_one_prompt_must_fit(runs):
     many = messages(image(25, width=400), image(26, width=400), image(21))  # the last is cached
     with pytest.raises(BackendError, match=r"don't fit into the media cache\. Fix: .*or 0"):
         rollouts(engine, [many], ["p"])
+
+
+def test_the_page_s_two_ways(own):
+    """docs/engines.md: inputs that are whole, and inputs without what the cache holds."""
+    from vllm import SamplingParams
+
+    engine, runs, samples = own
+    page = "docs/engines.md"
+    [code] = [block for block in blocks(page) if "cached_media(llm)" in block[1]]
+    names = {
+        "llm": engine.llm,
+        "prompts": [engine.prompt(p) for p in PROMPTS],
+        "outputs": runs[0][0],
+        "sampling": SamplingParams(temperature=0, max_tokens=4, logprobs=1),
+        "processor": engine.processor,
+    }
+    for mine, theirs in zip(run(page, names, [code])["samples"], samples(0), strict=True):
+        assert mine.input_ids.tolist() == theirs.input_ids.tolist()
+        for one, other in zip(mine.media, theirs.media, strict=True):
+            assert one.cache_key == other.cache_key

@@ -73,6 +73,14 @@ def test_targets(rows):
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
 
 
+def test_a_bar_without_a_row_has_no_column(rows):
+    named = "padded, as TRL"
+    without = [one for one in rows if one["peer"] != "padded"]
+    text = page.section(without, "a.svg", "")
+    assert named not in text and "padded, best" in text
+    assert named in page.section(rows, "a.svg", "")
+
+
 def test_pages_without_a_row(tmp_path):
     """They name how to measure, and no figure."""
     made = benchmark("render").made(

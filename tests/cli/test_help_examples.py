@@ -65,6 +65,7 @@ def test_help_shows_the_examples_and_the_page_shows_the_help(name, monkeypatch):
     result = call_mmpack(*name.split(), "--help")
     assert result.returncode == 0
     said = " ".join(result.stdout.split())
+    assert '" "' not in said  # a string in two parts inside a docstring
     page = manual.PAGE.read_text(encoding="utf-8")
     for line in EXAMPLES[name]:
         assert line in said and manual.roff(line) in page.splitlines()

@@ -78,7 +78,7 @@ def test_files_are_written_once(tmp_path, framework):
             other.unlink()
     last.write_text("mine")
     result = call_mmpack("init", framework, folder)
-    assert result.returncode == 2 and "is there already. Fix: another DIR" in result.stderr
+    assert result.returncode == 2 and "is there already. Fix: name another DIR" in result.stderr
     assert last.read_text() == "mine" and list(folder.iterdir()) == [last]
 
 

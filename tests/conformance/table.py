@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 def text(results: dict[str, dict[str, Any]]) -> str:
     """The table, a line on each cell that is not `yes`, and the versions."""
-    notes: dict[str, None] = {}
+    notes: dict[str, dict[str, list[str]]] = {heading: {} for heading in COLUMNS}
     lines = [
         f"| family | {' | '.join(COLUMNS)} |",
         f"| --- |{' :-: |' * len(COLUMNS)}",
@@ -79,11 +79,16 @@ def text(results: dict[str, dict[str, Any]]) -> str:
             cell, why = _cell([checks.get(name) for name in names])
             cells.append(cell)
             if why:
-                notes[f"`{family}`, {heading}: {why}"] = None
+                notes[heading].setdefault(why, []).append(f"`{family}`")
         lines.append(f"| `{family}` | {' | '.join(cells)} |")
     out = ["\n".join(lines), f"Run on {_versions(results.values())}."]
-    if notes:
-        out.append(" · ".join(notes) + ".")
+    lines = [
+        f"- {heading}, {', '.join(families)}: {why}."
+        for heading, reasons in notes.items()
+        for why, families in reasons.items()
+    ]
+    if lines:
+        out += ["Where a cell has no `yes`:", "\n".join(lines)]
     return "\n\n".join(out) + "\n"
 
 

@@ -14,14 +14,16 @@ def test_cells_notes_and_versions():
     broken = whole | {"positions": {"result": "failed", "why": "positions of sample s0: entry 3"}}
     broken |= {"video": {"result": "lacks", "why": "a video is a series of images"}}
     del broken["verl"]
-    lines = text({"qwen2_vl": whole, "internvl": broken}).splitlines()
+    without = whole | {"video": broken["video"]}
+    results = {"qwen2_vl": whole, "internvl": broken, "gemma3": without}
+    lines = text(results).splitlines()
     assert lines[2] == f"| `qwen2_vl` |{' yes |' * len(COLUMNS)}"
     cells = dict(zip(COLUMNS, [c.strip() for c in lines[3].split("|")[2:-1]], strict=True))
     assert (cells["layout"], cells["video"], cells["verl"]) == ("**no**", "–", "")
     assert cells["packed"] == "yes"
     assert "Run on transformers 5.23.0 and 5.9.0, torch 2.13.0+cpu, trl 1.16.0." in lines
-    assert "`internvl`, layout: positions of sample s0: entry 3" in lines[-1]
-    assert "`internvl`, video: a video is a series of images" in lines[-1]
+    assert "- layout, `internvl`: positions of sample s0: entry 3." in lines
+    assert "- video, `internvl`, `gemma3`: a video is a series of images." in lines
 
 
 def test_the_plugin_loads_no_torch():

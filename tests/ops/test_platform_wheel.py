@@ -74,7 +74,7 @@ def test_a_toolkit_of_another_cuda_is_refused(machine, monkeypatch):
     monkeypatch.setattr(recipe, "cxx", lambda: "c++")
     monkeypatch.setattr(recipe, "cuda_version", lambda compiler: "12.9")
     with pytest.raises(
-        BackendError, match=r"nvcc is of CUDA 12.9, torch of CUDA 13.0. Fix: CUDA_HOME"
+        BackendError, match=r"nvcc is of CUDA 12.9, torch of CUDA 13.0. Fix: set CUDA_HOME"
     ):
         build.build()
 

@@ -83,7 +83,7 @@ def tried_with(adapter: str) -> str:
     for name, packages in TRIED[adapter].items():
         files = sorted((ROOT / "constraints").glob(f"{name}.txt")) if name else [None]
         if not files:
-            raise SystemExit(f"no constraints/{name}.txt. Fix: the table in {__file__}")
+            raise SystemExit(f"no constraints/{name}.txt. Fix: correct the table in {__file__}")
         for file in files:
             pins = pinned(ROOT / "constraints.txt") | (pinned(file) if file else {})
             for package in packages:

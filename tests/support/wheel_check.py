@@ -195,7 +195,7 @@ def built_platform_wheel(work: Path) -> Path | None:
     build = (*build, "--outdir", str(work / "binary"), str(ROOT))
     found = {"PYTHONPATH": str(work / "hatchling")}
     refused = run(*build, cwd=work, exit_code=1, **found, MMPACK_BUILD_CSRC="yes")
-    assert "MMPACK_BUILD_CSRC is 'yes'. Fix: 1, or nothing" in refused.stdout + refused.stderr
+    assert "MMPACK_BUILD_CSRC is 'yes'. Fix: set 1, or nothing" in refused.stdout + refused.stderr
     run(*build, cwd=work, **found, MMPACK_BUILD_CSRC="1")
     return platform_wheel(work / "binary")
 

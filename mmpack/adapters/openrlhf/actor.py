@@ -66,7 +66,7 @@ class ActorHandle:
                 "Fix: pass both masks, or stop() mmpack for this pass"
             )
         if ring_attn_group is not None:
-            raise ModelError(f"{WHERE}: ring attention is on. Fix: --ds.ring_attn_size 1")
+            raise ModelError(f"{WHERE}: ring attention is on. Fix: set --ds.ring_attn_size 1")
         samples = rows_to_samples(sequences, attention_mask, action_mask, mm_inputs, self.family)
         batch = pack(samples, share_prefix=True).to(sequences.device)
         # a rank without a picture still runs the tower
@@ -107,7 +107,7 @@ def use(actor: Any) -> ActorHandle:
     """
     if isinstance(getattr(vars(actor).get("forward"), "__self__", None), ActorHandle):
         raise ModelError(
-            f"{WHERE}: mmpack computes for it already. Fix: stop() the first use, or keep it"
+            f"{WHERE}: mmpack computes for it already. Fix: stop the first use by its stop(), or keep it"
         )
     return ActorHandle(actor)
 

@@ -331,7 +331,7 @@ def _step_row(
     if unknown:
         raise ArgumentError(
             f"from_samples: an Experience has no column {unknown[0]!r}. "
-            f"Fix: one of {', '.join(known_names)}"
+            f"Fix: use one of {', '.join(known_names)}"
         )
     return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, len(actions))
 

@@ -69,7 +69,7 @@ def rows_to_samples(
     if rest and family.pixel_layout == "tiles":
         raise ModelError(
             f"{WHERE}: {family.name} cut pictures into tiles, and OpenRLHF does not keep how many each has. "
-            "Fix: one tile per picture, by the processor's settings"
+            "Fix: make one tile per picture, by the processor's settings"
         )
     if rest:
         raise LayoutError(

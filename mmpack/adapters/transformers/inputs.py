@@ -237,7 +237,7 @@ def _segment_plan(batch: Batch) -> SegmentPlan:
     if batch.segment_plan is None:
         raise ModelError(
             f"model_inputs: the batch has no segment_plan, which the model's linear attention needs; {batch.family} "
-            "declares none. Fix: mp.pack or mp.pad samples of a family with linear_attention=True"
+            "declares none. Fix: pack or pad samples of a family with linear_attention=True"
         )
     return batch.segment_plan
 

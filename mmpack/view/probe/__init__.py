@@ -56,15 +56,17 @@ def chart(
     names = [f"{r.a} | {r.b}" for r in checked] if labels is None else list(labels)
     if len(names) != len(checked) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(
-            f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: one str per report"
+            f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: pass one str per report"
         )
     if path is not None and not isinstance(path, str | os.PathLike):
-        raise ArgumentError(f"probe.chart: path is {kind_of(path)}. Fix: a name ending in .png")
+        raise ArgumentError(
+            f"probe.chart: path is {kind_of(path)}. Fix: pass a name ending in .png"
+        )
     made = figure(checked, names, title)
     if path is not None:
         if Path(path).suffix.lower() != ".png":
             raise ArgumentError(
-                f"probe.chart: {Path(path).name!r:.60} is no .png. Fix: a name ending in .png"
+                f"probe.chart: {Path(path).name!r:.60} is no .png. Fix: pass a name ending in .png"
             )
         with replaced(Path(path), "probe.chart", ArgumentError) as file:
             file.write(made)

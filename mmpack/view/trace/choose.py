@@ -49,7 +49,7 @@ def choose(
     for i, sample in enumerate(samples):
         if not isinstance(sample, Sample):
             raise ArgumentError(
-                f"{what}: samples[{i}] is {kind_of(sample)}, expected a Sample. Fix: mp.Sample.from_dict(record)"
+                f"{what}: samples[{i}] is {kind_of(sample)}, expected a Sample. Fix: pass mp.Sample.from_dict(record)"
             )
         if not (every or sample.sample_id in left_samples or sample.trajectory_id in asked):
             continue
@@ -63,7 +63,7 @@ def choose(
     for kind, left in (("sample", left_samples), ("trajectory", left_trajectories)):
         if left:
             raise ArgumentError(
-                f"{what}: there is no {kind} {sorted(left)[0]!r:.80}. Fix: a {kind}_id of the trace"
+                f"{what}: there is no {kind} {sorted(left)[0]!r:.80}. Fix: name a {kind}_id of the trace"
             )
     return Chosen(found, False)
 
@@ -88,7 +88,7 @@ def checked_options(
         )
     if media_root is not None and not os.path.isdir(media_root):
         raise ArgumentError(
-            f"{what}: media_root {os.fspath(media_root)!r:.120} is no folder. Fix: the folder that sources begin in"
+            f"{what}: media_root {os.fspath(media_root)!r:.120} is no folder. Fix: name the folder of all sources"
         )
     if pictures is not None and not isinstance(pictures, Mapping):
         raise ArgumentError(

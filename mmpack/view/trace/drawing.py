@@ -139,7 +139,7 @@ class Sheet:
             return
         if height > TALLEST:
             raise ArgumentError(
-                f"view.png: the figure is higher than {TALLEST * SCALE:,} pixels. Fix: fewer samples, by limit"
+                f"view.png: the figure is higher than {TALLEST * SCALE:,} pixels. Fix: draw fewer samples, by limit"
             )
         high = _px((int(height) // STEP + 2) * STEP)
         taller: Image = self._pillow.new("RGB", (self._wide * SCALE, high), self._paper)

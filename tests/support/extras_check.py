@@ -1,0 +1,40 @@
+"""Does each extra resolve by itself? `python tests/support/extras_check.py`, in the environment of `make release`.
+
+By uv, which reads what packages say of themselves and installs nothing: frameworks exclude one another, and some need a
+GPU or a compiler. Prints how many packages each brings; exits 1 and names those without a resolution.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UV = Path(sys.executable).parent / "uv"
+
+
+def main() -> int:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (oldest,) = re.findall(r">=([\d.]+)$", project["requires-python"])
+    failed = []
+    for extra in project["optional-dependencies"]:
+        command = [UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+        command += [ROOT / "pyproject.toml", "--extra", extra, "--python-version", oldest]
+        done = subprocess.run(
+            [*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            failed.append(extra)
+            print(f"{extra}: {' '.join(done.stderr.split())[:500]}", file=sys.stderr)
+        else:
+            print(f"{extra}: {done.stdout.count('==')} packages", flush=True)
+    if failed:
+        print(f"no resolution on Python {oldest}: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
