@@ -103,7 +103,7 @@ def made(results: Path, readme: str) -> dict[Path, str | bytes]:
     ran = page.machine(steps, rows[0]["device"]) if rows else ""
     texts |= {OPS / f"{name}.svg": draw.svg(chart) for name, chart in charts.items()}
     texts[OPS / "step.md"] = _step_page(steps, results, charts.get("step"), ran)
-    texts[PAGE] = _first_page(charts, rows, ran, ops)
+    texts[PAGE] = _first_page(charts, rows, ran, ops, steps["rows"])
     lines_of_readme = page.headline(rows, str(SVG), str(PNG), draw.WIDTH, str(PAGE))
     texts[README] = _between(readme, BEGIN, lines_of_readme, END)
     if "chain" in ops:
@@ -134,9 +134,13 @@ def _chain(op: dict[str, Any]) -> str:
 
 
 def _first_page(
-    charts: dict[str, draw.Chart], rows: list[dict[str, Any]], ran: str, ops: dict[str, Any]
+    charts: dict[str, draw.Chart],
+    rows: list[dict[str, Any]],
+    ran: str,
+    ops: dict[str, Any],
+    every_row: list[dict[str, Any]],
 ) -> str:
-    parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran)]
+    parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran, every_row)]
     if "overview" in charts:
         devices = dict.fromkeys(
             [*(r["device"] for r in rows[:1]), *(op["device"] for op in ops.values())]

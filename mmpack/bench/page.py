@@ -29,6 +29,9 @@ first of its peer in a process, and *compiles* stands beside it where caches on 
 that the FLOPs of linear layers, head, tower and visible attention (forward, recomputation, backward) take at the rate
 of cuBLAS's product in the same run. What a peer computes beyond need, padding or a prompt once more, is part of its own
 work. Recomputation counts whole, though torch leaves out each layer's last product. Memory that runs out is a row.
+
+Rows are of several days and cards. Those of Qwen3-VL-8B padded and with four pictures, and those with a profile, ran
+beside other rows on the other cards of one machine.
 """
 LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs
 encode one for each of their samples. So compare rows of this table with each other alone. `liger` is the padded batch
@@ -59,12 +62,14 @@ def machine(report: dict[str, Any], device: str) -> str:
     return f"{device}, {', '.join(versions)}.\n"
 
 
-def section(rows: list[dict[str, Any]], image: str, ran: str) -> str:
-    """Of `whole_runs`: the chart at `image`, what it `ran` on, one table, and what the step is to reach."""
+def section(
+    rows: list[dict[str, Any]], image: str, ran: str, every_row: list[dict[str, Any]]
+) -> str:
+    """Of `whole_runs`: the chart at `image`, what it `ran` on, one table; and what every row is to reach."""
     parts = [SECTION]
     if rows:
         parts += [f"![{title_of(rows)}]({image})\n", ran, RUN, _table(*_summary(rows))]
-        every = targets(rows)
+        every = targets(every_row)
         missed = [f"- {target}" for target in every if not target.met]
         count = f"{len(every) - len(missed)} of {len(every)}"
         parts.append(

@@ -76,9 +76,17 @@ def test_targets(rows):
 def test_a_bar_without_a_row_has_no_column(rows):
     named = "padded, as TRL"
     without = [one for one in rows if one["peer"] != "padded"]
-    text = page.section(without, "a.svg", "")
+    text = page.section(without, "a.svg", "", without)
     assert named not in text and "padded, best" in text
-    assert named in page.section(rows, "a.svg", "")
+    assert named in page.section(rows, "a.svg", "", rows)
+
+
+def test_what_several_gpus_miss_is_named(rows):
+    pair = [one | {"ranks": 2} for one in rows if one["peer"] in ("plain", "shared")]
+    pair = [one | {"seconds": one["ideal_seconds"] * 2} for one in pair if one["workload"] == "geo"]
+    slow = [one | {"seconds": one["seconds"] * (1 + (one["peer"] == "shared"))} for one in pair]
+    assert "- missed: qwen2.5-vl-7b geo 2 ranks" in page.section(rows, "a.svg", "", rows + slow)
+    assert "2 ranks: shared to plain" not in page.section(rows, "a.svg", "", rows + pair)
 
 
 def test_pages_without_a_row(tmp_path):

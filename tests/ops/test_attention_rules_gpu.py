@@ -29,8 +29,8 @@ def pack_of(device="cuda"):
     return *arrays, plan, torch.from_numpy(~padding).to(device)
 
 
-def skip_unless(backend, dim):
-    reason = TREE.why_not(backend, torch.device("cuda"), torch.bfloat16, dim, 0.0, True)
+def skip_unless(backend, dim, plan):
+    reason = TREE.why_not(backend, torch.device("cuda"), torch.bfloat16, dim, 0.0, plan)
     if reason is not None:
         pytest.skip(reason)
 
@@ -45,9 +45,9 @@ def relative(a, b):
 )
 @pytest.mark.parametrize("dim", [64, 256])
 def test_values_and_gradients(backend, window, two_way, dim):
-    skip_unless(backend, dim)
     until, start, plan, rows = pack_of()
     own = plan_of_rule(plan, window, two_way)
+    skip_unless(backend, dim, own)
     rule = {"visible_from": start if two_way else None, "window": window}
     q, k, v, grad = draw(1, 8, 4, len(until), dim, torch.bfloat16, "cuda")
     grad = grad * rows[:, None, None]
@@ -66,9 +66,9 @@ def test_values_and_gradients(backend, window, two_way, dim):
 def test_same_bits_on_request(backend):
     torch.use_deterministic_algorithms(True)
     try:
-        skip_unless(backend, 128)
         until, start, plan, _ = pack_of()
         own = plan_of_rule(plan, 100, True)
+        skip_unless(backend, 128, own)
         q, k, v, grad = draw(1, 8, 4, len(until), 128, torch.bfloat16, "cuda")
 
         def attend(*x):

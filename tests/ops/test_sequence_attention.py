@@ -235,6 +235,21 @@ def test_what_is_chosen(hopper, dim, monkeypatch):
     assert SEQUENCES.choices(plan, torch.device("cpu"), dim)[torch.bfloat16] == "sdpa"
 
 
+def test_flash_attn_4_is_refused_for_short_sequences(hopper, monkeypatch):
+    """It was wrong for them, so that neither cost nor a name may choose it."""
+    asked = "flash_attn_4", hopper, torch.bfloat16, 80, 0.0
+    mixed, large = plan_sequences([8192, 8192, 1023]), plan_sequences([8192, 8192, 1024])
+    assert "1,024 rows" in SEQUENCES.why_not(*asked, mixed)
+    assert SEQUENCES.why_not(*asked, large) is None
+    assert SEQUENCES.why_not(*asked, plan_sequences([])) is None
+    taken = [SEQUENCES.choices(p, hopper, 80)[torch.bfloat16] for p in (mixed, large)]
+    assert taken[0] != "flash_attn_4" and taken[1] == "flash_attn_4"
+    monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "flash_attn_4")
+    with pytest.raises(BackendError, match=r"wrong where fewer than 1,024 rows.*Fix: set MMPACK_T"):
+        SEQUENCES.choices(mixed, hopper, 80)
+    assert SEQUENCES.choices(large, hopper, 80)[torch.bfloat16] == "flash_attn_4"
+
+
 def test_report(hopper, monkeypatch):
     what, backends, _ = SEQUENCES.report(hopper)
     assert what == "tower attention" and backends.split(", ") == [

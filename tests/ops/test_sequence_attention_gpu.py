@@ -23,15 +23,22 @@ LENGTHS = {
     "windows at the edges": ([64] * 5 + [48]) * 5 + [32] * 5 + [24],
     "pictures": [1024, 16, 784, 2048],
     "one": [700],
+    "large": [1024, 1100, 2048],
 }
 each_backend = pytest.mark.parametrize("backend", SEQUENCES.names)
 by_sequences = pytest.mark.parametrize("backend", ["varlen", "flash_attn", "flash_attn_4"])
 
 
-def skip_unless(backend, dtype=torch.bfloat16, dim=80):
-    reason = SEQUENCES.explain(torch.device("cuda"), dtype, dim)[backend]
+def skip_unless(backend, lengths, dtype=torch.bfloat16, dim=80):
+    plan = plan_sequences(lengths)
+    reason = SEQUENCES.why_not(backend, torch.device("cuda"), dtype, dim, 0.0, plan)
     if reason is not None:
         pytest.skip(reason)
+
+
+def lengths_for(backend):
+    """Windows, or what FlashAttention-4 takes."""
+    return LENGTHS["large" if backend == "flash_attn_4" else "windows at the edges"]
 
 
 def relative(a, b):
@@ -67,14 +74,15 @@ def compare(backend, lengths, dim, dtype):
 @pytest.mark.parametrize("dim", [64, 72, 80])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_within_the_contract(backend, dim, name):
-    skip_unless(backend, dim=dim)
+    skip_unless(backend, LENGTHS[name], dim=dim)
     compare(backend, LENGTHS[name], dim, torch.bfloat16)
 
 
 @each_backend
 def test_fp16(backend):
-    skip_unless(backend, torch.float16)
-    compare(backend, LENGTHS["windows at the edges"], 80, torch.float16)
+    lengths = lengths_for(backend)
+    skip_unless(backend, lengths, torch.float16)
+    compare(backend, lengths, 80, torch.float16)
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -87,7 +95,7 @@ def test_float32_is_exact(name, no_tf32):
 
 @each_backend
 def test_tiles(backend):
-    skip_unless(backend, dim=64)
+    skip_unless(backend, [257] * 5, dim=64)
     q, k, v, _ = draw(5, HEADS, HEADS, 257, 64, torch.bfloat16, "cuda")
     out = sequence_attention(q, k, v, plan_tiles(5, 257, q.device), backend=backend)
     expected = scaled_dot_product_attention(*(x.double() for x in (q, k, v))).transpose(1, 2)
@@ -97,8 +105,8 @@ def test_tiles(backend):
 @each_backend
 def test_values_in_one_product_with_queries(backend):
     """Towers split q, k, v from one output: their rows are far apart in memory."""
-    skip_unless(backend)
-    plan = plan_sequences(LENGTHS["windows at the edges"]).to("cuda")
+    skip_unless(backend, lengths_for(backend))
+    plan = plan_sequences(lengths_for(backend)).to("cuda")
     qkv = torch.randn(plan.rows, 3, HEADS, 80, device="cuda", dtype=torch.bfloat16)
     apart = [x.transpose(0, 1)[None] for x in qkv.unbind(1)]
     grad = torch.randn(1, plan.rows, HEADS, 80, device="cuda", dtype=torch.bfloat16)
@@ -115,8 +123,9 @@ def test_values_in_one_product_with_queries(backend):
 def test_same_bits_on_request(backend):
     torch.use_deterministic_algorithms(True)
     try:
-        skip_unless(backend)
-        plan = plan_sequences([3000, 1500, 64]).to("cuda")
+        lengths = [3000, 1500, 1100 if backend == "flash_attn_4" else 64]
+        skip_unless(backend, lengths)
+        plan = plan_sequences(lengths).to("cuda")
         q, k, v, grad = draw(1, HEADS, HEADS, plan.rows, 80, torch.bfloat16, "cuda")
         first, second = (
             gradients(lambda *x: sequence_attention(*x, plan, backend=backend), q, k, v, grad)
@@ -129,8 +138,8 @@ def test_same_bits_on_request(backend):
 
 @each_backend
 def test_nothing_waits_for_the_gpu(backend):
-    skip_unless(backend)
-    lengths = LENGTHS["windows at the edges"]
+    lengths = lengths_for(backend)
+    skip_unless(backend, lengths)
     plan = plan_sequences(lengths).pin_memory().to("cuda", non_blocking=True)
     q, k, v, grad = draw(1, HEADS, HEADS, plan.rows, 80, torch.bfloat16, "cuda")
 
@@ -149,9 +158,9 @@ def test_nothing_waits_for_the_gpu(backend):
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen", "flash_attn_4", "flex"])
 def test_it_compiles_whole(backend, monkeypatch):
-    skip_unless(backend)
+    skip_unless(backend, lengths_for(backend))
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", backend)
-    plan = plan_sequences(LENGTHS["windows at the edges"]).to("cuda")
+    plan = plan_sequences(lengths_for(backend)).to("cuda")
     q, k, v, grad = draw(1, HEADS, HEADS, plan.rows, 80, torch.bfloat16, "cuda")
     resolve_sequences(plan, q.device, 80)
 
@@ -168,9 +177,9 @@ def test_it_compiles_whole(backend, monkeypatch):
 @each_backend
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_under_autocast(backend, reentrant, monkeypatch):
-    skip_unless(backend)
+    skip_unless(backend, lengths_for(backend))
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", backend)
-    plan = plan_sequences(LENGTHS["windows at the edges"]).to("cuda")
+    plan = plan_sequences(lengths_for(backend)).to("cuda")
     q, k, v, grad = draw(1, HEADS, HEADS, plan.rows, 80, torch.bfloat16, "cuda")
 
     def attend(*x):

@@ -22,6 +22,9 @@ from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
+# FlashAttention-4 4.0.0b36 on an H200: windows of 64 rows come out wrong (benchmarks/tower_attention.py), pictures of
+# 1,024 rows and more hold the contract (benchmarks/step.py).
+FA4_TWO_WAY_FROM = 1024
 DTYPES = (*HALF, torch.float32, torch.float64)
 FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
 INVARIANT = "fixed_blocks"  # under mmpack.invariant
@@ -41,6 +44,7 @@ class Backend:
     anywhere: bool = False  # has a plain version: runs on any device
     lse: bool = True  # gives log-sum-exp
     windows: bool = True  # keeps to a window along the path
+    two_way_from: int = 1  # rows, at least, of a sequence whose rows see each other both ways
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -94,7 +98,7 @@ class Chooser:
         name = self.wanted()
         if name == "auto":
             return {d: self._cheapest(plan, device, d, head_dim, dropout, without) for d in DTYPES}
-        asked = head_dim, dropout, plan.windowed
+        asked = head_dim, dropout, plan
         able = [d for d in DTYPES if self.why_not(name, device, d, *asked) is None]
         if not able:
             self.demand(name, device, DTYPES[0], *asked)
@@ -125,11 +129,11 @@ class Chooser:
         dtype: torch.dtype,
         head_dim: int,
         dropout: float = 0.0,
-        windowed: bool = False,
+        plan: Plan | None = None,
     ) -> None:
-        """Raise BackendError where the backend, which was asked for, can't run for queries of this kind."""
+        """Raise BackendError where the backend, which was asked for, can't run for these queries, or this plan."""
         self._refuse_unknown(name)
-        reason = self.why_not(name, device, dtype, head_dim, dropout, windowed)
+        reason = self.why_not(name, device, dtype, head_dim, dropout, plan)
         if reason is not None:
             asked, fix = f"{name} was requested, but", f"set {self.variable}=auto"
             if name == INVARIANT and invariance.is_on():
@@ -143,9 +147,9 @@ class Chooser:
         dtype: torch.dtype,
         head_dim: int,
         dropout: float = 0.0,
-        windowed: bool = False,
+        plan: Plan | None = None,
     ) -> str | None:
-        """Why the backend can't run for queries of this kind; None where it can."""
+        """Why the backend can't run for these queries, or this plan; None where it can."""
         if name == "sdpa":
             return None
         needs = self.backends[name]
@@ -166,10 +170,13 @@ class Chooser:
             return f"{name} can't take heads of {head_dim}"
         if dropout:
             return f"{name} has no dropout"
-        if windowed and not needs.windows:
+        if plan is not None and plan.windowed and not needs.windows:
             return (
                 f"{name} keeps to no sliding window, which the model has and a path is longer than"
             )
+        shortest = None if plan is None else plan.shortest_two_way
+        if shortest is not None and shortest < needs.two_way_from:
+            return f"{name} is wrong where fewer than {needs.two_way_from:,} rows see each other both ways"
         if torch.are_deterministic_algorithms_enabled() and not needs.deterministic:
             return f"{name} has no deterministic backward"
         return None
@@ -223,7 +230,7 @@ class Chooser:
         for name, backend in self.backends.items():  # torch.compile can't trace min by a key
             if name in without or backend.only_named:
                 continue
-            asked = head_dim, dropout, plan.windowed
+            asked = head_dim, dropout, plan
             if self.why_not(name, device, dtype, *asked) is not None:
                 continue
             if backend.cost(plan) < least:
@@ -250,7 +257,13 @@ TREE = Chooser(
     # benchmarks/attention.py, off by 11 % at most, that picks the fastest for each.
     {
         "flash_attn_4": Backend(
-            "flash-attn-4", (9, 0), head_dims=range(8, 129, 8), row=40.2, pair=0.0739, gathered=10.2
+            "flash-attn-4",
+            (9, 0),
+            head_dims=range(8, 129, 8),
+            two_way_from=FA4_TWO_WAY_FROM,
+            row=40.2,
+            pair=0.0739,
+            gathered=10.2,
         ),
         "flex_flash": Backend(
             "flash-attn-4",
@@ -283,7 +296,13 @@ SEQUENCES = Chooser(
     # Costs of one layer of 16 heads on one H200, bf16, forward and backward, by benchmarks/tower_attention.py.
     {
         "flash_attn_4": Backend(
-            "flash-attn-4", (9, 0), head_dims=range(8, 129, 8), row=16.3, pair=0.0383, sequence=4800
+            "flash-attn-4",
+            (9, 0),
+            head_dims=range(8, 129, 8),
+            two_way_from=FA4_TWO_WAY_FROM,
+            row=16.3,
+            pair=0.0383,
+            sequence=4800,
         ),
         # FlashAttention-2 is torch's too: its costs are those measured there.
         "flash_attn": Backend("flash-attn", row=23.4, pair=0.0737),

@@ -139,7 +139,7 @@ def _backend(query: torch.Tensor, plan: SequencePlan, dropout: float, asked: str
     chosen = (plan.choice or {}).get(query.dtype)
     name = asked or chosen or SEQUENCES.wanted()
     if name != chosen:
-        SEQUENCES.demand(name, query.device, query.dtype, query.shape[-1], dropout)
+        SEQUENCES.demand(name, query.device, query.dtype, query.shape[-1], dropout, plan)
     return name
 
 

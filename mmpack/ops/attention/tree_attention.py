@@ -180,8 +180,7 @@ def _backend(
     chosen = (plan.choice or {}).get(query.dtype)
     name = asked or chosen or TREE.wanted()
     if name != chosen:
-        windowed = plan.windowed
-        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout, windowed)
+        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout, plan)
     return name
 
 
