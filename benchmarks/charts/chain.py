@@ -23,7 +23,7 @@ def chain(report: dict[str, Any]) -> Chart:
         if not own and row.get(_BESIDE):
             bars.append(_bar("transformers' own attention", [row[_BESIDE]], "floor"))
         cells = [cell for axis, cell in row.items() if axis not in _COLUMNS and cell]
-        bars.append(_bar("in the mode", cells, "own") if own else _bar("plain", cells, "peer"))
+        bars.append(_bar("batch-invariant", cells, "own") if own else _bar("plain", cells, "peer"))
     return Chart(
         "How far do logprobs move between layouts and ranks?",
         [

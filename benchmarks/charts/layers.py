@@ -126,7 +126,7 @@ def invariant(report: dict[str, Any]) -> Chart:
         plain, mode = row["plain ms"], row["mode ms"]
         bars = [
             Bar("plain", plain, milliseconds(plain)),
-            Bar("in the mode", mode, f"{milliseconds(mode)}, {mode / plain:.2f} ×", "own"),
+            Bar("batch-invariant", mode, f"{milliseconds(mode)}, {mode / plain:.2f} ×", "own"),
         ]
         times.append(judged(Group(f"{row['timed']}, {row['tokens']:,} tokens", bars)))
     products = []

@@ -87,7 +87,7 @@ def test_runs_and_their_rows(document, tmp_path):
     assert "Qwen3-VL, 4 ranks did not run: no such card" in RENDER._tables(report)
     [group] = charts.CHARTS["chain"](report).panels[0].groups
     worst = next(r for r in rows if (r.get("stage"), r.get("pass")) == ("logprob", "forward"))
-    assert [bar.label for bar in group.bars][1:] == ["plain", "in the mode"]
+    assert [bar.label for bar in group.bars][1:] == ["plain", "batch-invariant"]
     assert group.bars[1].value == worst["packed"]["diff"] > 0
     assert draw.svg(charts.CHARTS["chain"](report)).startswith("<svg")
 
