@@ -39,9 +39,9 @@ OVERVIEW_HEAD = """## One case of each page
 """
 OPS_HEAD = """## Single ops
 
-Each benchmark first holds its op to the numerical contract and stops where it fails.
+Each benchmark first checks its op against the [numerical contract](../mmpack/contracts.py), and stops if it fails.
 """
-OVERVIEW = "Versions, commands and all rows are on each page. To measure again, on a GPU first:"
+OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
 make bench PYTHON=python3
 python benchmarks/step.py

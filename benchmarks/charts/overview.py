@@ -25,8 +25,8 @@ def overview(headlines: list[Headline]) -> Chart:
                 mark=(1, "the floor"),
             ),
         ],
-        "One case of each page, the first of its table as a rule: each page has all of them, and what they are "
-        "measured on. Where another is faster, it is shown as missed.",
+        "The chart shows one case from each page, usually the first of its table; the page has all of them. Where "
+        "another library is faster, the case is marked as missed.",
     )
 
 

@@ -11,8 +11,10 @@ from mmpack.bench.workloads import WORKLOADS
 
 SECTION = """## A whole training step
 
-Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes.
-[All rows](performance/step.md): memory, first steps, every peer, and how it is measured.
+Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
+prompts with 8 responses to each (4 where responses are long). *Padded, best* is the fastest padded batch, with mmpack's
+attention in its tower where that is faster. [All rows](performance/step.md): memory, first steps, every peer, and how
+it is measured.
 """
 RUN = """```sh
 python benchmarks/step.py  # all that the report lacks, row by row; stop and start it as you like
@@ -25,16 +27,18 @@ PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [
 
 Every row is first held to float32, one sample at a time: on three samples, the error of its logprobs and gradients may
 be 1.5 × that of the padded bf16 batch. Seconds are the median of at least two steps after the first; *first* is the
-first of its peer in a process, and *compiles* stands beside it where caches on disk lacked kernels. *Ideal* is the time
-that the FLOPs of linear layers, head, tower and visible attention (forward, recomputation, backward) take at the rate
-of cuBLAS's product in the same run. What a peer computes beyond need, padding or a prompt once more, is part of its own
-work. Recomputation counts whole, though torch leaves out each layer's last product. Memory that runs out is a row.
+first step of its peer in a process, and *compiles* marks those that compiled kernels which the caches on disk lacked.
+*Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention (forward, recomputation,
+backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without need: padding,
+or a prompt once more. Recomputation counts in full, though torch skips each layer's last product. A run that needs too
+much memory is a row too.
 
-Rows are of several days and cards. Those of Qwen3-VL-8B padded and with four pictures, and those with a profile, ran
-beside other rows on the other cards of one machine.
+Rows were measured on several days and cards. Those of Qwen3-VL-8B padded and with four pictures, and those with a
+profile, ran beside other rows on the other cards of one machine.
 """
-LIGER = """This transformers, which Liger still takes, encodes pictures within the forward: plain packs
-encode one for each of their samples. So compare rows of this table with each other alone. `liger` is the padded batch
+LIGER = """\
+This transformers, which Liger still supports, encodes pictures within the forward, and in plain packs once per sample
+(*patches* counts each picture once). So compare rows of this table only with each other. `liger` is the padded batch
 with Liger's layers and its GRPO loss; *liger* behind a peer: with its layers.
 """
 _COLUMNS = (
@@ -71,9 +75,10 @@ def section(
         parts += [f"![{title_of(rows)}]({image})\n", ran, RUN, _table(*_summary(rows))]
         every = targets(every_row)
         missed = [f"- {target}" for target in every if not target.met]
-        count = f"{len(every) - len(missed)} of {len(every)}"
+        met = len(every) - len(missed)
         parts.append(
-            f"Of what the step is to reach (`mmpack bench step` prints it) {count} are met.\n"
+            f"The step meets {met} of its {len(every)} targets, which `mmpack bench step` prints. "
+            "Ratios are of seconds; an ideal is the time that\nthe FLOPs alone take.\n"
         )
         parts += ["\n".join(missed) + "\n"] * bool(missed)
     else:
@@ -99,7 +104,8 @@ def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link:
     return "\n".join(
         [
             *parts,
-            f"[How it is measured]({link}), with memory and each op by itself; the chart [as PNG]({png}).\n",
+            f"Forward and backward, {rows[0]['device']}; *padded, best* is the fastest padded batch. "
+            f"[How it is measured]({link}),\nwith memory and each op by itself; the chart [as PNG]({png}).\n",
         ]
     )
 

@@ -53,7 +53,10 @@ def _of_case(case: tuple[Any, ...], peers: dict[str, dict[str, Any]]) -> Iterato
             time, ideal = (peers[shared][n] / peers[plain][n] for n in ("seconds", "ideal_seconds"))
             yield _most(f"{shared} to {plain}", where, time, 1.0)
             yield _most(
-                f"the same beside their ideals' {ideal:.3g}", where, time / ideal, OVER_IDEAL
+                f"{shared} to {plain} over their ideals' ratio of {ideal:.3g}:",
+                where,
+                time / ideal,
+                OVER_IDEAL,
             )
     best = min((peers[n] for n in _SHARED if n in peers), key=_seconds, default=None)
     padded = min((peers[n] for n in BARS["padded, best"] if n in peers), key=_seconds, default=None)
