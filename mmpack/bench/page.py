@@ -101,11 +101,12 @@ def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link:
             if any(bars[at] is not None for bars in found.values())
         ]
         parts.append(_table([*head, *map(name_of, found)], body))
+    said = f"Forward and backward, {rows[0]['device']}; *padded, best* is the fastest padded batch."
     return "\n".join(
         [
             *parts,
-            f"Forward and backward, {rows[0]['device']}; *padded, best* is the fastest padded batch. "
-            f"[How it is measured]({link}),\nwith memory and each op by itself; the chart [as PNG]({png}).\n",
+            f"{said} [How it is measured]({link}),",
+            f"with memory and each op by itself; the chart [as PNG]({png}).\n",
         ]
     )
 
