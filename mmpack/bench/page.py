@@ -13,8 +13,8 @@ SECTION = """## A whole training step
 
 Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
 prompts with 8 responses to each (4 where responses are long). *Padded, best* is the fastest padded batch, with mmpack's
-attention in its tower where that is faster. [All rows](performance/step.md): memory, first steps, every peer, and how
-it is measured.
+attention in its tower where that is faster; *padding removed* has mmpack's attention in text and tower.
+[All rows](performance/step.md): memory, first steps, every peer, and how it is measured.
 """
 RUN = """```sh
 python benchmarks/step.py  # all that the report lacks, row by row; stop and start it as you like
