@@ -105,8 +105,8 @@ def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link:
     return "\n".join(
         [
             *parts,
-            f"{said} [How it is measured]({link}),",
-            f"with memory and each op by itself; the chart [as PNG]({png}).\n",
+            said,
+            f"[How it is measured]({link}), with memory and each op by itself; the chart [as PNG]({png}).\n",
         ]
     )
 
