@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from support.models import small_model
 from test_docs_run import run
 
 import mmpack as mp
@@ -46,7 +48,12 @@ def test_audio(clip):
         pytest.skip("this transformers keeps an Omni's towers beside its text model")
     noise = np.random.default_rng(0).normal(0, 0.1, 22_050).astype(np.float32)
     soundfile.write("call.wav", noise, 22_050)
-    sample = run("docs/audio.md", {"mp": mp, "hf": kit.processor(), "ids": [1, 2, 3]})["sample"]
+    model = small_model("qwen3_omni_moe")
+    names = {"mp": mp, "hf": kit.processor(), "ids": [1, 2, 3], "model": model, "torch": torch}
+    ran = run("docs/audio.md", names)
+    towers = {name.split(".")[1] for name in ran["linear"]}
+    assert towers == {"audio_tower", "visual", "language_model"} and "lm_head" not in ran["linear"]
+    sample = ran["sample"]
     assert mp.validate([sample]) == []
     assert [medium.modality for medium in sample.media] == [
         "audio",
