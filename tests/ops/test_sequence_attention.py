@@ -250,6 +250,21 @@ def test_flash_attn_4_is_refused_for_short_sequences(hopper, monkeypatch):
     assert SEQUENCES.choices(large, hopper, 80)[torch.bfloat16] == "flash_attn_4"
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_tiles_choose_while_torch_compile_traces(hopper, dynamic):
+    """Their plan is made within the graph."""
+
+    def chosen(x):
+        plan = plan_tiles(x.shape[0], x.shape[1], x.device)
+        return SEQUENCES.choices(plan, hopper, 80)[torch.bfloat16]
+
+    torch._dynamo.reset()
+    traced = torch.compile(chosen, backend="eager", fullgraph=True, dynamic=dynamic)
+    for rows in (257, 1025, 2048):
+        x = torch.ones(30, rows)
+        assert traced(x) == chosen(x) == ("flash_attn" if rows < 1024 else "flash_attn_4")
+
+
 def test_report(hopper, monkeypatch):
     what, backends, _ = SEQUENCES.report(hopper)
     assert what == "tower attention" and backends.split(", ") == [

@@ -174,9 +174,10 @@ class Chooser:
             return (
                 f"{name} keeps to no sliding window, which the model has and a path is longer than"
             )
-        shortest = None if plan is None else plan.shortest_two_way
-        if shortest is not None and shortest < needs.two_way_from:
-            return f"{name} is wrong where fewer than {needs.two_way_from:,} rows see each other both ways"
+        if plan is not None and needs.two_way_from > 1:
+            shortest = plan.shortest_two_way
+            if shortest is not None and shortest < needs.two_way_from:
+                return f"{name} is wrong where fewer than {needs.two_way_from:,} rows see each other both ways"
         if torch.are_deterministic_algorithms_enabled() and not needs.deterministic:
             return f"{name} has no deterministic backward"
         return None
