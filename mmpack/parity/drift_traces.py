@@ -77,8 +77,10 @@ def trace_drift(
             left_out[why] += 1
             continue
         routes.add(item.left, item.right.routed_experts)
-        filtered = given is None and cuts_ids(item.right.sampling)
-        kept.add(item.left, item.right.kept_ids, filtered=filtered)
+        own = item.right.sampling if given is None else None  # of the trace's own logprobs
+        over_all = (own or {}).get("logprobs") == "raw"  # whatever was kept
+        theirs_kept = None if over_all else item.right.kept_ids
+        kept.add(item.left, theirs_kept, filtered=cuts_ids(own))
         samples.append(_needed(item.left))
         theirs.append(np.asarray(other, np.float64))
     carried = train_logprobs is None and all(

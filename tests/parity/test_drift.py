@@ -397,6 +397,17 @@ def test_kept_ids_of_two_traces():
     assert cause(over_all, bare).startswith("1 sample has logprobs over")
 
 
+def test_lists_beside_raw_logprobs_of_two_traces_are_no_cause():
+    """Both are over all ids, whatever the samplers kept."""
+    made, _, over_all = filtered()
+    raw = dataclasses.replace(made, rollout_logprobs=np.float32(over_all))
+    raw.sampling = {"logprobs": "raw"}
+    train = dataclasses.replace(raw, rollout_logprobs=np.float32(over_all - 0.1))
+    drift, _ = trace_drift([raw], [train])
+    assert not drift.ok and "truncated_support" not in drift.causes
+    assert "truncated_support" not in drift.causes["unknown"]
+
+
 @pytest.mark.parametrize(("kind", "lists"), [("raw", False), ("processed", True)])
 def test_equal_ids_rule_kept_ids_out(kind, lists):
     rolled, over_lists, _ = filtered()
