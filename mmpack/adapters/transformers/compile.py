@@ -105,9 +105,11 @@ class CompiledForward:
         self.compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._eager()(*args, **kwargs)
         if self.keyword == TOWER_KEYWORD:
             args, kwargs = _of_any_block(args, kwargs)
-        if torch.compiler.is_compiling() or not self._is_one_graph(args, kwargs):
+        if not self._is_one_graph(args, kwargs):
             return self._eager()(*args, **kwargs)
         if self.compiled is None:
             self.compiled = torch.compile(self._eager(), **self.options)
