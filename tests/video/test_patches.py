@@ -252,7 +252,7 @@ def test_what_is_refused():
         (
             good.double(),
             {"dtype": torch.float32},
-            "torch.float64 can't become torch.float32. Fix: frames of float32",
+            "torch.float64 can't become torch.float32. Fix: pass frames of float32",
         ),
         (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
     ]:

@@ -216,8 +216,8 @@ def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> 
         return torch.float32 if changed else found
     if (changed or dtype != found) and (dtype not in ROW_DTYPES or found == torch.float64):
         values = "normalised values" if changed else f"values of {found}"
-        fix = "dtype=torch.float32, torch.bfloat16 or torch.float16"
-        fix = "frames of float32" if found == torch.float64 else fix
+        fix = "pass dtype=torch.float32, torch.bfloat16 or torch.float16"
+        fix = "pass frames of float32" if found == torch.float64 else fix
         raise ArgumentError(f"pack_video: {values} can't become {dtype}. Fix: {fix}")
     return dtype
 
