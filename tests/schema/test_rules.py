@@ -667,9 +667,11 @@ def test_a_box_that_names_no_picture_may_be_in_the_largest():
         assert [p.code for p in validate(sample)] == outside
     sample.media[1].grid_thw, sample.screen_size = (1, 8, 2), (100, 200)
     assert validate(sample) == []
-    words = make_sample([("text", [1, 2])])
-    _box((0.0, 0.0, 9999.0, 9.0), "absolute_pixels", None)(words)
-    assert validate(words) == []
+    sound = ("audio", (37, 1, 1), "call")
+    for parts in ([("text", [1, 2])], [("text", [1]), sound, ("text", [2])]):
+        blind = make_sample(parts, family="qwen2_5_omni")
+        _box((0.0, 0.0, 9999.0, 9.0), "absolute_pixels", None)(blind)
+        assert validate(blind) == []
 
 
 def test_a_tiled_image_has_no_known_width():

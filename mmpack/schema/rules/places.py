@@ -1,7 +1,7 @@
 """Boxes and points against their coordinate system (MM310, MM311, MM314), and the screen (MM315).
 
 Absolute pixels are those of the image as the model saw it: its grid times the patch size. A place that names no medium
-may be in any: it is outside where it is beyond all of them.
+may be in any picture or video: it is outside where it is beyond all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from mmpack.families import Family
 from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.media import grids_of
+from mmpack.schema.rules.media import grids_of, is_audio
 from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
 
@@ -59,7 +59,8 @@ def _is_outside(value: float, limit: float) -> bool:
 
 
 def _limits(sample: Sample, family: Family, media_index: int | None) -> tuple[float, float]:
-    named = range(len(sample.media)) if media_index is None else (media_index,)
+    seen = [k for k, medium in enumerate(sample.media) if medium.modality != "audio"]
+    named = seen if media_index is None else [media_index]
     system = sample.coordinate_system
     found = [limits_of(sample, family, system, k) for k in named or (None,)]
     return max(x for x, _ in found), max(y for _, y in found)
@@ -101,7 +102,7 @@ def valid(table: Table) -> np.ndarray:
     screen = np.array(screens, np.float64).reshape(-1, 2)
     ok[(screen == 0).any(axis=1)] = False
     largest = screen.copy()  # of a place that names no medium
-    np.maximum.at(largest, media.row, sides)
+    np.maximum.at(largest, media.row, np.where(is_audio(media)[:, None], -1.0, sides))
     systems = table.values("coordinate_system")
     normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
     for name in FIELDS:
