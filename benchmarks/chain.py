@@ -71,6 +71,8 @@ def main() -> None:
         keep={"type": Path, "help": "a folder for every row of each run"},
     )
     cards = torch.cuda.device_count()
+    if not cards:
+        sys.exit("chain: there is no GPU here. Fix: run it on a machine with 1, 2 or 4")
     ranks = max(n for n in RANKS if n <= cards)
     parts = options.parts or PARTS[: min(ranks, 2)]
     if "ranks" in parts and ranks == 1:

@@ -90,6 +90,13 @@ def test_gradients_are_not_lost():
     assert model.lm_head.weight.grad is not None
 
 
+def test_a_model_of_which_nothing_is_trained():
+    """As a reference model."""
+    model = small_model("qwen2_5_vl").requires_grad_(False)
+    with attach(model):
+        compile_ahead(model, pack(1, True))
+
+
 def test_a_detached_model_is_refused_as_in_a_step():
     with pytest.raises(ModelError, match="attach"):
         compile_ahead(small_model("qwen2_5_vl"), pack(1, True))

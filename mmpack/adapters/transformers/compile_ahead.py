@@ -45,6 +45,7 @@ def compile_ahead(model: Any, batch: Batch, *, old_logprobs: bool = True, **opti
                 packed_logprobs(model, batch, **options)
         found = packed_logprobs(model, batch, **options)
         values = found if isinstance(found, tuple) else (found,)
-        torch.autograd.backward(values, [torch.zeros_like(x) for x in values])
+        if trained:  # a reference model has no backward
+            torch.autograd.backward(values, [torch.zeros_like(x) for x in values])
     for parameter in trained:
         parameter.grad = None
