@@ -156,6 +156,7 @@ def test_counts_are_those_of_the_results():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
 @pytest.mark.parametrize("name", ["trl", "trainer", "accelerate"])
 def test_counts_are_counted_again(name):
     """Those that need no environment of their own."""

@@ -5,7 +5,7 @@ from healthy import draw_pair
 
 import mmpack as mp
 
-FEW, ALL = 10, 120
+FEW, ALL = 10, 110
 
 
 def assert_silent(seed):
