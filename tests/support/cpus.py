@@ -15,4 +15,6 @@ own = torch.backends.cpu.get_cpu_capability().lower()
 below = {"avx512": ["avx2", "default"], "avx2": ["default"]}.get(own, [])
 runs = [NARROWER[name] for name in below] or [""]
 for i, settings in enumerate(runs, 1):
-    print(f"{settings} OMP_NUM_THREADS={2 if i == len(runs) else 1}".strip())
+    # Threads of several workers on as many cores: those that wait must not spin.
+    threads = "OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive" if i == len(runs) else "OMP_NUM_THREADS=1"
+    print(f"{settings} {threads}".strip())
