@@ -90,6 +90,10 @@ def answers(model, samples):
 def test_replayed_routes_are_those_of_the_familys_own_routers(family):
     model = made(family)
     routers = routers_of(model)
+    if not routers:  # as GLM's in transformers 5.8
+        with pytest.raises(mp.ModelError, match="do not return their choice"), record_routes(model):
+            pass
+        pytest.skip("routers of this transformers do not return their choice")
     experts, chosen = experts_of(routers[0]), chosen_of(routers[0])
     samples = mixed_batch(family)[:3]
     for k, sample in enumerate(samples):  # the first two share a prompt, and its routes

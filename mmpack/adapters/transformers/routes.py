@@ -90,7 +90,8 @@ def record_routes(model: Any) -> Iterator[Routes]:
     slots = take_routes(whole)
     if not slots:
         raise ModelError(
-            f"record_routes: {type(whole).__name__} has no experts, so no routes. Fix: leave out record_routes"
+            f"record_routes: {type(whole).__name__} has no experts, or its routers in "
+            "this transformers do not return their choice. Fix: leave out record_routes, or upgrade transformers"
         )
     _learn_rules(whole)
     for slot in slots:
