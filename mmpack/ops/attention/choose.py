@@ -22,8 +22,8 @@ from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.sequence_plan import SequencePlan
 
 HALF = (torch.bfloat16, torch.float16)
-# FlashAttention-4 4.0.0b36 on an H200: windows of 64 rows come out wrong (benchmarks/tower_attention.py), pictures of
-# 1,024 rows and more hold the contract (benchmarks/step.py).
+# FlashAttention-4 4.0.0b36 on an H200: windows of 64 rows come out wrong, pictures of 1,024 rows and more hold the
+# contract (benchmarks/step.py). To look again, set it to 1 and run benchmarks/tower_attention.py.
 FA4_TWO_WAY_FROM = 1024
 DTYPES = (*HALF, torch.float32, torch.float64)
 FLEX = ("flex", "flex_flash")  # by FlexAttention, whose masks are made anew for each pack
