@@ -45,8 +45,8 @@ def main() -> None:
     shapes = list(SHAPES.items())[: options.shapes]
     rows = []
     for name, (dim, lengths) in shapes:
-        asked = torch.device("cuda"), torch.bfloat16, dim, 0.0, plan_sequences(lengths)
-        able = [n for n in SEQUENCES.names if SEQUENCES.why_not(n, *asked) is None]
+        reasons = SEQUENCES.explain(torch.device("cuda"), head_dim=dim)
+        able = [n for n in SEQUENCES.names if reasons[n] is None]
         for backend in able:
             off = worst_error(backend, dim, lengths)
             print(f"{name}, {backend}: relative error {off:.1e}", flush=True)

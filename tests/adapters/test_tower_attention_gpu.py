@@ -7,7 +7,7 @@ from support.towers import CASES, encode, media_of, relative
 
 from mmpack.adapters.transformers import attach
 from mmpack.adapters.transformers import tower_attention as adapter
-from mmpack.ops.attention import SEQUENCES, plan_sequences
+from mmpack.ops.attention import SEQUENCES
 
 pytestmark = pytest.mark.gpu
 SOME = [c for c in CASES if c[1] in ("pictures that windows don't divide", "videos", "tiles")]
@@ -25,11 +25,9 @@ def on_cpu(gradients):
 @pytest.mark.parametrize("backend", ["auto", *SEQUENCES.names])
 def test_features_and_gradients_in_bf16(family, grids, backend, monkeypatch):
     """Heads of 16, as small models have them."""
-    device, small = torch.device("cuda"), plan_sequences([4])
-    if backend != "auto":
-        reason = SEQUENCES.why_not(backend, device, torch.bfloat16, 16, 0.0, small)
-        if reason is not None:
-            pytest.skip(reason)
+    reason = SEQUENCES.explain(torch.device("cuda"), torch.bfloat16, 16).get(backend)
+    if reason is not None:
+        pytest.skip(reason)
     model, (modality, media) = small_model(family), media_of(family, grids)
     wanted, gradients = encode(model, modality, media)
     model = model.to("cuda", torch.bfloat16)

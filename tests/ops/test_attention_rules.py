@@ -15,14 +15,7 @@ from support.attention import (
 )
 
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.ops.attention import (
-    TREE,
-    choose,
-    plan_attention,
-    plan_of_rule,
-    tree_attention,
-    varlen,
-)
+from mmpack.ops.attention import TREE, plan_attention, plan_of_rule, tree_attention, varlen
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.attention.flex import block_mask
 from mmpack.ops.attention.rule import path_of, path_on_device
@@ -342,14 +335,6 @@ def test_wrong_use_is_an_error():
         plan_of_rule(plan, 0)
     with pytest.raises(ArgumentError, match="visible_from has shape"):
         tree_attention(q, k, v, until, visible_from=start[1:])
-
-
-def test_flash_attn_4_is_refused_for_two_way_blocks(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr(choose, "INSTALLED", dict.fromkeys(choose.INSTALLED, True))
-    asked = "flash_attn_4", torch.device("cuda"), torch.bfloat16, 64, 0.0
-    assert "see each other both ways" in TREE.why_not(*asked, plan_of(TREES, None, True))
-    assert TREE.why_not(*asked, plan_of(TREES, 4, False)) is None
 
 
 def test_backends_that_keep_to_no_window_are_refused(monkeypatch):

@@ -83,11 +83,6 @@ class AttentionPlan:
         """Whether kernels have to keep to a window."""
         return self.path is not None
 
-    @property
-    def shortest_two_way(self) -> int | None:
-        """Rows of the shortest two-way block, at least; None without any."""
-        return None if self.blocks is None else 2
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens_q.device == torch.device(device):

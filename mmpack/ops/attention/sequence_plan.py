@@ -46,15 +46,6 @@ class SequencePlan:
     def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
 
-    @property
-    def shortest_two_way(self) -> int | None:
-        """Rows of the shortest sequence; None without any."""
-        shortest = None
-        for length, _ in self.groups:  # torch.compile can't trace min with a default
-            if shortest is None or length < shortest:
-                shortest = length
-        return shortest
-
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
         if self.cu_seqlens.device == torch.device(device):
