@@ -34,7 +34,9 @@ or a prompt once more. Recomputation counts in full, though torch skips each lay
 much memory is a row too.
 
 Rows were measured on several days and cards. Those of Qwen3-VL-8B padded and with four pictures, and those with a
-profile, ran beside other rows on the other cards of one machine.
+profile, ran beside other rows on the other cards of one machine. Pictures of 1,024 patches and more ran on
+FlashAttention-4 in the tower, which mmpack refuses on Hopper since:
+[its dq is wrong there](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
 """
 LIGER = """\
 This transformers, which Liger still supports, encodes pictures within the forward, and in plain packs once per sample
