@@ -89,7 +89,7 @@ test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
 	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: name a PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
-	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import xdist' 2>/dev/null && printf -- '-n 8') -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
+	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import torch, xdist; print("-v -n", 8 * torch.cuda.device_count())' 2>/dev/null) -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
 	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu and alone" $(call marked,alone)
 
 .PHONY: bench

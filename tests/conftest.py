@@ -30,6 +30,14 @@ settings.register_profile(
 settings.load_profile("mmpack")
 
 
+def pytest_configure() -> None:
+    """Where a host has several GPUs, each worker's first one is another; all stay visible, for tests of ranks."""
+    gpus = [str(i) for i, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+    if len(gpus) > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
