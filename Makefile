@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
+# CASES=N: of each test of test-slow, test-cpus and test-transformers, at most N cases.
+SOME := $(if $(CASES),--cases $(CASES))
+# glibc would give the memory of each tensor back, and the kernel zero it anew for the next one: a quarter of the time.
+export MALLOC_TRIM_THRESHOLD_ := 1000000000
+export MALLOC_MMAP_THRESHOLD_ := 1000000000
 # Each worker gets a contiguous part and steals from the others' ends: a module's fixtures are made once, not per worker.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # For each version but the newest, which is the one of .venv, a file of pins.
@@ -38,7 +43,7 @@ test: $(STAMP)  ## the tests, without those marked slow or gpu; PYTEST_ADDOPTS=-
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) $(PARALLEL) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,slow)
+	$(PYTEST) $(PARALLEL) $(SOME) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,slow)
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \
@@ -48,7 +53,7 @@ NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \
 test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads
 	runs="$$($(BIN)/python tests/support/cpus.py)" && echo "$$runs" | { status=0; while read -r settings; do \
 	  echo "$$settings"; \
-	  env $$settings $(PYTEST) $(PARALLEL) -m "$(HERE)" $(NUMERICAL) </dev/null || status=1; \
+	  env $$settings $(PYTEST) $(PARALLEL) $(SOME) -m "$(HERE)" $(NUMERICAL) </dev/null || status=1; \
 	done; exit $$status; }
 
 .PHONY: test-video
@@ -216,10 +221,10 @@ $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	@touch $@
 $(patsubst constraints/%.txt,.venv-%/.stamp,$(shell grep -l '^torchvision==' constraints/*.txt)): constraints/torchvision.py
 
-# What is slow runs under the oldest and, by test-slow, the newest.
+# What is slow runs under the oldest (without CASES) and, by test-slow, the newest.
 OLDEST := $(firstword $(shell printf '%s\n' $(TRANSFORMERS) | sort -V))
 TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
 .PHONY: $(TRANSFORMERS_TESTS)
 $(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
 	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
-	$(<D)/bin/python -m pytest $(PARALLEL) -m "adapter and not gpu and not engine $(if $(filter $*,$(OLDEST)),,and not slow)" $(call marked,adapter)
+	$(<D)/bin/python -m pytest $(PARALLEL) $(SOME) -m "adapter and not gpu and not engine $(if $(CASES)$(filter-out $(OLDEST),$*),and not slow)" $(call marked,adapter)

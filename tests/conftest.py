@@ -38,7 +38,23 @@ def pytest_configure() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases",
+        type=int,
+        metavar="N",
+        help="at most N cases of each test that -m leaves, evenly spread",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--cases")
+    if most is not None:
+        left_out = [item for cases in _by_test(items) for item in _beyond(cases, most)]
+        config.hook.pytest_deselected(items=left_out)
+        out = set(left_out)
+        items[:] = [item for item in items if item not in out]
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
@@ -47,6 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _by_test(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return list(tests.values())
+
+
+def _beyond(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """All but `most` of `cases`, which stay evenly spread."""
+    kept = {k * len(cases) // most for k in range(most)} if len(cases) > most else range(len(cases))
+    return [case for k, case in enumerate(cases) if k not in kept]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""What a test sets is put back, also where its teardown fails."""
+"""What a test sets is put back, also where its teardown fails; `--cases`."""
 
 import os
 import re
@@ -36,6 +36,40 @@ def test_settings_are_put_back_where_a_teardown_fails(tmp_path):
         [*command, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True
     )
     assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+
+
+MANY_CASES = """
+import pytest
+
+
+@pytest.mark.parametrize("k", range(10))
+def test_many(k):
+    assert k in (0, 3, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(5))
+def test_left_out(k):
+    pass
+
+
+@pytest.mark.parametrize("k", range(2))
+def test_few(k):
+    pass
+"""
+
+
+def test_some_cases_of_each_test_are_evenly_spread(tmp_path):
+    (tmp_path / "test_many.py").write_text(MANY_CASES)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--cases", "3", "-m", "not slow", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "5 passed, 12 deselected" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("allowed", [True, False])

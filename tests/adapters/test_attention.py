@@ -71,7 +71,10 @@ def batch_of(name):
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.parametrize("name", ["three responses", "mixed", "tree"])
+@pytest.mark.parametrize(
+    "name",
+    ["tree", *(pytest.param(n, marks=pytest.mark.slow) for n in ("three responses", "mixed"))],
+)
 def test_values_and_gradients_are_those_of_each_sample_alone(model, name):
     samples = batch_of(name)
     wanted, gradients = exact(model, samples)

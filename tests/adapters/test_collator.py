@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from support.families import some_slow
 from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
 from support.models import relative_difference, spread_out, with_pixels
 from support.samples import make_sample
@@ -144,10 +145,10 @@ def exactly(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"share_prefix": True, "pad_to_multiple_of": 16},
         {"padding": "left"},
-        {"padding": "right", "pad_to_multiple_of": 8},
+        pytest.param({"padding": "right", "pad_to_multiple_of": 8}, marks=pytest.mark.slow),
     ],
 )
 def test_losses_and_gradients_are_those_of_stock_padding(expected, exactly, options, tmp_path):
@@ -182,7 +183,7 @@ def test_label_smoothing_would_shift_labels_and_fails(tmp_path):
         train(SampleCollator, tmp_path, label_smoothing_factor=0.1)
 
 
-@pytest.mark.parametrize("family", [n for n, f in FAMILIES.items() if f.packing == "yes"])
+@pytest.mark.parametrize("family", some_slow(n for n, f in FAMILIES.items() if f.packing == "yes"))
 def test_every_family_that_packs(family):
     """Packed and shared, against rectangles and the model's own attention."""
     if not get_kit(family).available:

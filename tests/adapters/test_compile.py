@@ -233,6 +233,7 @@ def refused(*args, **kwargs):
     raise AssertionError("compiled")
 
 
+@pytest.mark.slow
 def test_nothing_of_the_compiler_is_imported_in_the_first_step():
     """What torch imports to compile takes seconds: `compile_layers` imports it, not the first forward."""
     script = """

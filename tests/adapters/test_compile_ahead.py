@@ -26,6 +26,7 @@ def varlen(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 def test_steps_after_it_compile_nothing(varlen):
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model("qwen2_5_vl").train()

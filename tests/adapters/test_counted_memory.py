@@ -24,7 +24,9 @@ def model(request):
     return counted_model(request.param)
 
 
-@pytest.mark.parametrize(("share_prefix", "pictures"), [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("share_prefix", "pictures"), [pytest.param(False, False, marks=pytest.mark.slow), (True, True)]
+)
 def test_counted_bytes(model, share_prefix, pictures):
     family = model.config.model_type
     batch = some_pack(family, share_prefix, pictures, prompt=300 if pictures else 250)
@@ -48,6 +50,7 @@ def test_counted_bytes(model, share_prefix, pictures):
         assert LEAST <= said / counted <= MOST, (what, said, counted)
 
 
+@pytest.mark.slow
 def test_half_precision_and_a_frozen_tower():
     model = checkpointed(counted_model("qwen2_5_vl", torch.bfloat16), True)
     batch = some_pack("qwen2_5_vl", True, prompt=300)

@@ -40,8 +40,9 @@ QUICK = [(True, False, False, False), (False, True, False, True)]
 MORE = [(True, True, None, True), (False, False, True, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("settings", [QUICK, pytest.param(MORE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [QUICK, MORE])
 def test_two_ranks_are_one_process(tmp_path, settings, on):
     spawned(check_all, 2, tmp_path, settings, on=on)
 

@@ -38,6 +38,7 @@ def made():
     return model
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path):
     """Both in the same processes, whose imports take longest."""
     if not takes_encoded_media(made()):

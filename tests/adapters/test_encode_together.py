@@ -57,7 +57,7 @@ def one_process(family, ranks, dtype=torch.float32):
 
 
 CASES = [
-    ("qwen3_vl", 3),
+    pytest.param("qwen3_vl", 3, marks=pytest.mark.slow),
     pytest.param("internvl", 2, marks=pytest.mark.slow),
 ]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.families import mixed_batch
+from support.families import mixed_batch, some_slow
 from support.models import (
     logprobs_and_gradients,
     small_model,
@@ -51,7 +51,7 @@ def test_every_deepstack_level_matters(models, name, level):
     assert (of["s4"] == 0).all()  # text
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", some_slow(FAMILIES))
 def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
     model = models(name)
     samples = [make_sample([("text", [1, 2]), ("response", [3, 4])], family=name)]

@@ -45,8 +45,9 @@ def added(parts):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_as_exact_as_one_process(tmp_path, ranks, on):
     low = smallest_qwen2_5_vl(tied=False).to(LOW)
     samples = samples_of(ranks)
@@ -95,7 +96,10 @@ def check(rank, ranks, reentrant, wanted):
         values, gradients = logprobs_and_gradients(model, batch, vision="always")
     assert values.dtype == torch.float32
     values = values.cpu()
-    off, apart = ((v - wanted["values"][rank]).norm() for v in (values, wanted["one"][rank]))
+    squares = [(v - wanted["values"][rank]).square().sum() for v in (values, wanted["one"][rank])]
+    both = torch.stack(squares).to(here())
+    torch.distributed.all_reduce(both)  # of one rank alone they are few
+    off, apart = both.sqrt()
     assert off <= share * apart, (reentrant, off, apart)
     found = {
         n: g.full_tensor().cpu() * ranks for n, g in gradients.items() if n in wanted["gradients"]

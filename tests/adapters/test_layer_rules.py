@@ -331,6 +331,7 @@ def test_layers_that_run_again_in_backward(model, family):
     assert relative_difference(gradients(), expected) <= 1e-6
 
 
+@pytest.mark.slow
 def test_compiled_layers(model, family):
     from mmpack.adapters.transformers import compile_layers
 

@@ -69,7 +69,9 @@ def close(found, expected):
     return float((found - expected).abs().max()) <= CLOSE
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    "block_size", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16))]
+)
 def test_with_and_without_its_prefix(model, block_size):
     """Five samples of three prompts, twice: pictures lie in the prefix, in what follows, and across the cut."""
     samples = mixed_batch(model.config.model_type)

@@ -156,6 +156,7 @@ def test_rows_without_a_route_take_the_models_own(model):
     assert (taken.rows[batch.num_tokens :, :, 0] != taken.rows[batch.num_tokens :, :, 1]).all()
 
 
+@pytest.mark.slow
 def test_a_family_with_linear_attention():
     """Packed, shared and rounded up, also with layers that are run again after detach; and padded, detached."""
     model = routed_model("qwen3_5_moe")

@@ -134,6 +134,7 @@ def split_layers(model, mesh):
         parallelize_module(layer, mesh, {name: style() for name, style in plan.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_ranks_are_one_process(tmp_path, on):
     made().save_pretrained(tmp_path / "model")

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from support.families import LAYOUTS, mixed_batch
+from support.families import LAYOUTS, mixed_batch, some_slow
 from support.float64 import Wide, wide_copy
 from support.models import (
     logprobs_and_gradients,
@@ -165,7 +165,7 @@ def test_offsets_that_the_caller_gives_are_obeyed(models):
     assert relative(found, own) <= 1e-6 < 1e-2 < relative(whole, own)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_slow(FAMILIES))
 def test_padded_batches_and_generate_are_the_models_own(models, family):
     """With text=False: masks, caches and the tokens that are generated stay."""
     model, samples = models(family), mixed_batch(family)
@@ -403,9 +403,10 @@ def test_only_in_forwards_of_mmpack():
     assert set(seen) == {("sdpa", "sdpa")} == {names(model)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["qwen2_5_vl", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2_vl", "qwen3_vl"))],
+    ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"],
 )
 def test_blocks_compile_whole(family):
     model = tiny_model(family)

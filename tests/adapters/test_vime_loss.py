@@ -153,6 +153,7 @@ def test_weights_of_a_reduction():
     assert token_weights(lambda _: 0, torch.zeros(3)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -19,6 +19,7 @@ def document():
     return run_chain(Options(axes=["packed"], layers=1)).to_dict()
 
 
+@pytest.mark.slow
 def test_a_cell_is_the_worst_of_its_axis(document):
     made = {(row["stage"], row["pass"]): row for row in BENCH.by_stage(document["rows"])}
     assert len(made) == len({(r["stage"], r["direction"]) for r in document["rows"]})
@@ -57,6 +58,7 @@ class Stub:
         return [sys.executable, "-c", text]
 
 
+@pytest.mark.slow
 def test_runs_and_their_rows(document, tmp_path):
     beyond = json.loads(json.dumps(document))
     beyond["rows"][3]["within"] = False
@@ -92,6 +94,7 @@ def test_runs_and_their_rows(document, tmp_path):
     assert draw.svg(charts.CHARTS["chain"](report)).startswith("<svg")
 
 
+@pytest.mark.slow
 def test_other_sections_of_the_file_stay(document, tmp_path):
     path = tmp_path / "chain.json"
     first = [{"section": "runs", "run": "A", "rows": 1}, {"section": "A", "stage": "o"}]

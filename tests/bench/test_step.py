@@ -148,7 +148,7 @@ COMPILED = [pytest.param(n, marks=pytest.mark.slow) for n in PEERS if "compiled"
 @pytest.mark.parametrize(
     "name", [n for n in PEERS if "compiled" not in n and n != "padded"] + COMPILED
 )
-@pytest.mark.parametrize("workload", ["geo", "video"])
+@pytest.mark.parametrize("workload", ["geo", pytest.param("video", marks=pytest.mark.slow)])
 def test_peers_compute_one_thing(name, workload, held):
     if cannot_run(name):
         pytest.skip(f"{PEERS[name].package} is not installed")

@@ -289,6 +289,7 @@ def peak_of(count):
     return peak
 
 
+@pytest.mark.slow
 def test_memory_is_bounded():
     few, many = peak_of(1000), peak_of(20_000)
     assert many - few < 19_000 * 200  # a hash of 16 bytes each, and its place in a set

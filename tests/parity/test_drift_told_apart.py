@@ -42,7 +42,9 @@ def test_every_plant_says_something():
     assert SAYS.keys() == PLANTS.keys()
 
 
-@pytest.mark.parametrize("times", [4, 20, 200])
+@pytest.mark.parametrize(
+    "times", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 200))]
+)
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_drift_is_told(name, times):
     axis, _ = PLANTS[name]

@@ -126,7 +126,7 @@ def test_several_dimensions_fill_bins_as_the_textbook_does(sizes, seed):
 
 def test_bins_that_take_nothing_more_are_left_out_of_the_search():
     random = np.random.default_rng(1)
-    sizes = np.stack([random.integers(1, 200, 3000), random.integers(0, 90, 3000)], axis=1)
+    sizes = np.stack([random.integers(1, 200, 2000), random.integers(0, 90, 2000)], axis=1)
     capacity = np.array([256, 100])
     assert best_fit_decreasing(sizes, capacity) == textbook_of_several(sizes, capacity)
 

@@ -300,8 +300,9 @@ def test_a_file_may_decode_to_so_much_in_all(tmp_path, suffix):
     assert "decodes to more than" in refuse(path, "MM010", max_record_bytes=2**16)
 
 
-@pytest.mark.parametrize("item", ["[]", "{}", '{"a":0}'])
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".parquet"])
+@pytest.mark.parametrize(
+    ("suffix", "item"), [(".jsonl", "[]"), (".jsonl.zst", "{}"), (".parquet", '{"a":0}')]
+)
 def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monkeypatch):
     """Some kilobytes, and seconds of Python's JSON in each record."""
     path = tmp_path / f"t{suffix}"

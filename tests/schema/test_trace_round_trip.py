@@ -241,8 +241,8 @@ sys.path[:0] = {paths!r}
 from support.samples import full_sample
 from mmpack.schema.trace import write_trace
 def stream():
-    for i in range(3000):
-        if i == 2900:
+    for i in range(1000):
+        if i == 900:
             os.kill(os.getpid(), signal.SIGKILL)
         yield full_sample(f"new{{i}}")
 write_trace({path!r}, stream())

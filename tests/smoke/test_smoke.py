@@ -56,7 +56,10 @@ def test_every_check_holds_with_its_figure(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"rollout.jsonl", "train.jsonl"}
 
 
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(
+    "cause",
+    [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(CAUSES)],
+)
 def test_an_injected_cause_is_the_first_finding(cause):
     report = smoke(**SMALL, inject=cause)
     values = report.to_dict()
@@ -83,6 +86,7 @@ def test_the_command_prints_one_json_document(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_one_sample_per_prompt():
     with pytest.warns(UserWarning, match="each of 2 samples is alone in its group"):
         assert smoke(limit=2, n=1, max_new_tokens=4).failed == []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 from support.models import with_pixels
 from support.samples import make_sample
 
@@ -22,6 +23,15 @@ LAYOUTS: dict[str, Callable[[list[Sample]], Any]] = {
     "left": lambda s: mp.pad(s, side="left"),
     "right": lambda s: mp.pad(s, side="right", pad_to_multiple_of=16),
 }
+
+
+# One of each kind of layout; the others are slow.
+QUICK = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "gemma3")
+
+
+def some_slow(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: those of `QUICK` as they are, the other families marked slow."""
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def mixed_batch(name: str) -> list[Sample]:

@@ -40,6 +40,7 @@ def processor(family: str, tokenizer: Any = None) -> Any:
 
 KIT = Kit(
     family="glm4v",
+    heavy=True,
     model_class="Glm4vForConditionalGeneration",
     config_class="Glm4vConfig",
     config=whole(TEXT_CONFIG, GLM_TOWER),

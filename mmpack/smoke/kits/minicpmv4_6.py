@@ -28,6 +28,7 @@ def processor(tokenizer: Any = None) -> Any:
 
 KIT = Kit(
     family="minicpmv4_6",
+    heavy=True,
     model_class="MiniCPMV4_6ForConditionalGeneration",
     config_class="MiniCPMV4_6Config",
     config=whole(

@@ -8,6 +8,7 @@ from mmpack.smoke.kits.parts import HALF, TEXT, TOWER, rope, whole, without
 
 KIT = Kit(
     family="qwen2_5_omni",
+    heavy=True,
     model_class="Qwen2_5OmniThinkerForConditionalGeneration",
     config_class="Qwen2_5OmniThinkerConfig",
     config=whole(

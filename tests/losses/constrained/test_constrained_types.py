@@ -76,6 +76,7 @@ other: Costs = charged.clipped(0.0, 1.0).scaled({"c": 2.0}).total()
 """
 
 
+@pytest.mark.slow
 def test_mypy_refuses_each_mixture_and_nothing_else(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "snippet.py").write_text(SNIPPET)

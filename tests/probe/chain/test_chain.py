@@ -32,7 +32,7 @@ def the(model):
     return prepared[model]
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[MODELS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MODELS[1:])])
 def made(request):
     return the(request.param)
 
@@ -108,6 +108,7 @@ def test_the_processors_cache_is_on_and_off():
     assert np.array_equal(a.pixel_values, c.pixel_values) and a.cache_key == d.cache_key
 
 
+@pytest.mark.slow
 def test_bfloat16_is_measured_against_float64():
     report = chain(Options(dtype="bfloat16", axes=["packed", "shared"]))
     assert report.ok, list(report.lines())

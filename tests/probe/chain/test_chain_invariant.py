@@ -23,6 +23,7 @@ def test_equal_in_every_layout(model):
     assert {row.stage for row in report.rows} == set(STAGES)
 
 
+@pytest.mark.slow
 def test_without_it_products_drift():
     """The same rows in the plain mode: the drift that the mode takes away."""
     report = chain(Options(axes=["packed"]))
