@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from support.attention import (
     draw,
     gradients,
+    in_sequence,
     one_sequence_after_the_other,
     run_varlen_on_the_cpu,
 )
+from torch.nn.attention.flex_attention import flex_attention
 
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.ops.attention import TREE, plan_attention, plan_of_rule, tree_attention, varlen
 from mmpack.ops.attention.attention_plan import FLEX_BLOCK
 from mmpack.ops.attention.flex import block_mask
-from mmpack.ops.attention.rule import path_of, path_on_device
+from mmpack.ops.attention.rule import Rule, path_of, path_on_device
 from mmpack.ops.attention.tree_attention import rule_of
 
 
@@ -203,6 +205,25 @@ def test_blocks_of_flex(some, window, two_way):
             assert not mixed & full and all(all_[b, i, j] for j in full)
             assert set(np.flatnonzero(any_[b, i])) <= mixed | full
     assert (plan.full_blocks, plan.mixed_blocks) == (int(numbers[1].sum()), int(numbers[0].sum()))
+
+
+def test_windows_of_any_length_share_a_graph_of_flex():
+    """A window as a number would be an input of the second graph, and FlashAttention-4 takes none."""
+    line, graphs = lay([(0, [150])]), []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    until, path = (torch.from_numpy(x)[None] for x in (line.until, path_of(line.until)))
+    q, _, _, _ = draw(1, 1, 1, 150, 16, torch.float32)
+    torch._dynamo.reset()
+    run = torch.compile(flex_attention, backend=count)
+    for window in (100, 20, 7):
+        found = run(q, q, q, block_mask=block_mask(Rule(until, None, path, window)))
+        seen = in_sequence(150, 150, window=window).numpy()
+        assert torch.allclose(found.transpose(1, 2), by_dense_rule(q, q, q, seen), atol=1e-5)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash_attn", "flash_attn_4"])

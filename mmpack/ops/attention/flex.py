@@ -50,7 +50,11 @@ def block_mask(rule: Rule) -> BlockMask:
 
 
 def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
-    """The rule of one query and one key. Whatever it does not ask for is not in the kernel."""
+    """The rule of one query and one key. Whatever it does not ask for is not in the kernel.
+
+    It holds tensors alone: a number that differs from call to call becomes an input of the graph, which
+    FlashAttention-4 does not take.
+    """
     until, start, path, window = rule
 
     def causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -62,9 +66,10 @@ def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
     seen = causal if start is None else two_way
     if path is None or window is None:
         return seen
+    before = path - window  # path of the last row that a query does not see
 
     def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return seen(b, h, q, k) & (path[b, q] - path[b, k] < window)
+        return seen(b, h, q, k) & (path[b, k] > before[b, q])
 
     return within
 
