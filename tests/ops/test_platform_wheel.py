@@ -85,6 +85,6 @@ def test_the_reason_reaches_who_forces_cuda(machine, monkeypatch):
     monkeypatch.setenv("MMPACK_BACKEND", "cuda")
     build.library.cache_clear()
     with pytest.raises(
-        BackendError, match=r"MMPACK_BACKEND is cuda, and the wheel's csrc/ is built"
+        BackendError, match=r"MMPACK_BACKEND is cuda, but the wheel's csrc/ is built"
     ):
         group_advantages(torch.zeros(2).cuda(), torch.zeros(2).long().cuda())
