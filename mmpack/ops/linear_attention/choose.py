@@ -76,7 +76,8 @@ def why_not_fla(
         version = installed_version("triton")
         return (
             f"it refuses its backward on Hopper GPUs under triton {version}, from 3.4.0 to before 3.7.1",
-            f"pip install tilelang, or triton>=3.7.1 with a torch that takes it, or {FIX}",
+            f"pip install tilelang, with nvcc (of a CUDA toolkit, or pip install nvidia-cuda-nvcc), "
+            f"or triton>=3.7.1 with a torch that takes it, or {FIX}",
         )
     return None
 
@@ -93,10 +94,19 @@ def report(device: torch.device) -> tuple[str, str | None, str]:
     return what, chosen, "on a CPU" if device.type == "cpu" else "half precision on a GPU"
 
 
+def _tilelang_runs() -> bool:
+    """As FLA itself decides: it needs nvcc too."""
+    if installed_version("tilelang") is None:
+        return False
+    from fla.backends import TileLangBackend  # type: ignore[import-not-found]
+
+    return bool(TileLangBackend.can_use())
+
+
 def _refuses_backward(device: torch.device) -> bool:
     if torch.version.hip or torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    if installed_version("tilelang") is not None:
+    if _tilelang_runs():
         return False
     least, fixed = WRONG_TRITON
     numbers = re.findall(r"\d+", installed_version("triton") or "0")[:3]

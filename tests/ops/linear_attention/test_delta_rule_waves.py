@@ -3,6 +3,7 @@
 import itertools
 import sys
 import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,14 +118,22 @@ def test_auto(machine):
 
 
 @pytest.mark.parametrize("triton", ["3.4.0", "3.6.0", "3.7.0", "3.7.0+git1"])
-def test_the_triton_that_fla_refuses_on_hopper(machine, triton):
+def test_the_triton_that_fla_refuses_on_hopper(machine, triton, monkeypatch):
     machine(fla_core="0.6.0", triton=triton)
     with pytest.raises(BackendError, match=r"refuses its backward on Hopper.*pip install tilelang"):
         choose.choose(CUDA, torch.bfloat16)
     assert choose.report(CUDA)[1] is None
     assert choose.choose(CUDA, torch.bfloat16, gradients=False) == "fla"
     machine(fla_core="0.6.0", triton=triton, tilelang="0.1.15")
-    assert choose.choose(CUDA, torch.bfloat16) == "fla"
+    for nvcc in (True, False):
+        backend = SimpleNamespace(TileLangBackend=SimpleNamespace(can_use=lambda found=nvcc: found))
+        monkeypatch.setitem(sys.modules, "fla", SimpleNamespace(backends=backend))
+        monkeypatch.setitem(sys.modules, "fla.backends", backend)
+        if nvcc:
+            assert choose.choose(CUDA, torch.bfloat16) == "fla"
+            continue
+        with pytest.raises(BackendError, match=r"Fix: pip install tilelang, with nvcc \("):
+            choose.choose(CUDA, torch.bfloat16)
     machine((10, 0), fla_core="0.6.0", triton=triton)
     assert choose.choose(CUDA, torch.bfloat16) == "fla"
 
