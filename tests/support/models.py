@@ -20,7 +20,6 @@ from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 from mmpack.smoke.kits import get_kit
 from mmpack.smoke.kits.base import spread_out
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 __all__ = [
     "PATCH_DIM",
@@ -60,7 +59,7 @@ def small_model(family: str, factor: float | None = None) -> Any:
 
 def smallest_qwen2_5_vl(tied: bool = True) -> Any:
     """A quarter of `tiny_qwen2_5_vl`, spread out, for tests that run many passes; `tied`: the head is the embedding."""
-    config = tiny_qwen2_5_vl().config
+    config = get_kit("qwen2_5_vl").model_config()
     config.text_config.update({"hidden_size": 32, "intermediate_size": 64})
     config.text_config.update({"num_attention_heads": 1, "num_key_value_heads": 1})
     config.vision_config.out_hidden_size = 32
