@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
-# CASES=N: of each test of test-slow, test-cpus and test-transformers, at most N cases.
+# CASES=N: of each test, at most N cases; of all targets but test, smoke and those that compile kernels.
 SOME := $(if $(CASES),--cases $(CASES))
 # glibc would give the memory of each tensor back, and the kernel zero it anew for the next one: a quarter of the time.
 export MALLOC_TRIM_THRESHOLD_ := 1000000000
@@ -58,9 +58,9 @@ test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vect
 
 .PHONY: test-video
 test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
-	.venv-upstream/bin/python -m pytest $(PARALLEL) -m "upstream and not engine" $(call marked,upstream)
+	.venv-upstream/bin/python -m pytest $(PARALLEL) $(SOME) -m "upstream and not engine" $(call marked,upstream)
 	.venv-video/bin/python fixtures/readers/regenerate.py --check
-	.venv-video/bin/python -m pytest $(PARALLEL) -m decoders $(call marked,decoders)
+	.venv-video/bin/python -m pytest $(PARALLEL) $(SOME) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers
 test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each older transformers; `test` has the newest
@@ -68,7 +68,7 @@ test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
 	.venv-vllm/bin/python fixtures/video/regenerate.py vllm --check
-	.venv-vllm/bin/python -m pytest -m engine $(call marked,engine)
+	.venv-vllm/bin/python -m pytest $(SOME) -m engine $(call marked,engine)
 
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
@@ -82,11 +82,11 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ##
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
-	.venv-$*/bin/python -m pytest -m "$* and not gpu" $(call marked,$*)
+	.venv-$*/bin/python -m pytest $(SOME) -m "$* and not gpu" $(call marked,$*)
 
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) -m "kernel and not gpu" $(call marked,kernel)
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m "kernel and not gpu" $(call marked,kernel)
 	.venv-triton/bin/python -m pytest $(PARALLEL) -m compile $(call marked,compile)
 
 .PHONY: test-gpu

@@ -44,6 +44,7 @@ def models():
     return get
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layouts_and_dtypes_are_alike(models, name):
     model, samples = models(name), mixed_batch(name)

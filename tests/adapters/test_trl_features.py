@@ -56,6 +56,7 @@ def trained(checkpoint, tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_pictures_are_encoded_once_for_all_passes(trained):
     stock, _ = trained(trl.GRPOTrainer)
     packed, kept = trained(Packed)

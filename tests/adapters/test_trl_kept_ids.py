@@ -115,6 +115,7 @@ def rows_of_batch(batch, b, name):
     return value[b : b + 1]
 
 
+@pytest.mark.slow
 def test_old_and_reference_logprobs_are_over_the_lists(trainer, batch):
     for b in range(8):
         wanted, at = over_lists(trainer, batch, b)

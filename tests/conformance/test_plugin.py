@@ -44,6 +44,7 @@ def test_a_family_of_one_s_own_outside_of_this_project(tmp_path):
     assert ran["result"] == "passed" and ran["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_what_is_not_there(tmp_path):
     for arguments, message in (
         (["--family", "llava"], "--family llava is unknown, use one of qwen2_vl"),

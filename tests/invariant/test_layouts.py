@@ -70,6 +70,7 @@ def test_without_the_models_norms_and_with_checkpointing():
     assert differing(found, expected) == []
 
 
+@pytest.mark.slow
 def test_parameter_gradients_are_bounded():
     """They sum over rows, in another order in each layout."""
     samples = some_samples("qwen2_5_vl")

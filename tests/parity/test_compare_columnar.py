@@ -185,6 +185,7 @@ def test_thousands_of_changed_samples(tmp_path, seed):
     assert_same(*both_ways(tmp_path, left, right, max_findings=10))
 
 
+@pytest.mark.slow
 def test_any_order_and_missing_samples(tmp_path):
     rng = random.Random(0)
     left, right = cases(250, 9)
@@ -198,6 +199,7 @@ def test_any_order_and_missing_samples(tmp_path):
     assert_same(*both_ways(tmp_path, [], []))
 
 
+@pytest.mark.slow
 def test_unlike_row_groups(tmp_path):
     left, right = cases(200, 4)
     fast, _ = both_ways(tmp_path, left, right)

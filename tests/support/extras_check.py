@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,13 +20,19 @@ UV = Path(sys.executable).parent / "uv"
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (oldest,) = re.findall(r">=([\d.]+)$", project["requires-python"])
-    failed = []
-    for extra in project["optional-dependencies"]:
+    extras = list(project["optional-dependencies"])
+
+    def resolved(extra: str) -> subprocess.CompletedProcess[str]:
         command = [UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
         command += [ROOT / "pyproject.toml", "--extra", extra, "--python-version", oldest]
-        done = subprocess.run(
+        return subprocess.run(
             [*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False
         )
+
+    failed = []
+    with ThreadPoolExecutor(4) as pool:  # most of the time is the index's
+        found = list(zip(extras, pool.map(resolved, extras), strict=True))
+    for extra, done in found:
         if done.returncode:
             failed.append(extra)
             print(f"{extra}: {' '.join(done.stderr.split())[:500]}", file=sys.stderr)

@@ -270,6 +270,7 @@ def test_a_value_that_is_no_number_is_beyond(made):
     assert not rows_of(made, "batch", "1", record)["o", "forward"].within
 
 
+@pytest.mark.slow
 def test_a_fault_of_every_layout_is_beyond(monkeypatch):
     """What mmpack's attention is off in each layout alike, the reference is off too."""
     own = tree_attention._attend
