@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
-# CASES=N: of each test, at most N cases; of all targets but test, smoke and those that compile kernels.
+# CASES=N: of each test, at most N cases, drawn by its name; in all targets but test.
 SOME := $(if $(CASES),--cases $(CASES))
 # glibc would give the memory of each tensor back, and the kernel zero it anew for the next one: a quarter of the time.
 export MALLOC_TRIM_THRESHOLD_ := 1000000000
@@ -87,7 +87,7 @@ $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m "kernel and not gpu" $(call marked,kernel)
-	.venv-triton/bin/python -m pytest $(PARALLEL) -m compile $(call marked,compile)
+	.venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m compile $(call marked,compile)
 
 .PHONY: test-gpu
 test-gpu: PYTHON := $(or $(PYTHON),python3)

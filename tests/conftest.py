@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases",
         type=int,
         metavar="N",
-        help="at most N cases of each test that -m leaves, evenly spread",
+        help="at most N cases of each test that -m leaves, drawn by its name",
     )
 
 
@@ -73,9 +73,9 @@ def _by_test(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def _beyond(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """All but `most` of `cases`, which stay evenly spread."""
-    kept = {k * len(cases) // most for k in range(most)} if len(cases) > most else range(len(cases))
-    return [case for k, case in enumerate(cases) if k not in kept]
+    """All but `most` of `cases`, which are drawn: one in so many would be all of one parameter."""
+    name = cases[0].nodeid.partition("[")[0]
+    return random.Random(name).sample(cases, max(len(cases) - most, 0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
