@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP_INSTALL := -m pip --disable-pip-version-check install -qq
 PYTEST := $(BIN)/python -m pytest
-# CASES=N: of each test, at most N cases, drawn by its name; in all targets but test.
+# CASES=N: of each test, at most N cases, drawn by its name; for all tests but those of test and test-gpu.
 SOME := $(if $(CASES),--cases $(CASES))
 # glibc would give the memory of each tensor back, and the kernel zero it anew for the next one: a quarter of the time.
 export MALLOC_TRIM_THRESHOLD_ := 1000000000
