@@ -20,6 +20,7 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.adapters.transformers.attention import head_dim_of
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.adapters.transformers.tower_attention import TAKES_KNOWN
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import plan_attention, tree_attention
@@ -95,6 +96,64 @@ def test_clips_packed_and_shared(model):
         assert (values - wanted).abs().max() <= CLOSE, share
         assert relative_difference(found, expected) <= 2e-6, share
         assert batch.stats["patches_encoded"] == 6 * 16 + 24 + 4 * 32  # each medium once
+
+
+@pytest.mark.skipif(not TAKES_KNOWN, reason="this transformers' towers make all by themselves")
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_an_attached_tower_is_told_all_that_follows_from_grids(model, by_keyword, monkeypatch):
+    """The grids stay on the host, so what the tower itself makes of them would be there too."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
+
+    def without_grids(make):
+        def given(grid_thw, *args, kwargs=None, **more):
+            grids = grid_thw if kwargs is None else None  # with kwargs the tower asks
+            return make(grids, *args, kwargs=kwargs, **more)
+
+        return given
+
+    pixels, grids = tower_input()
+    given = {"pixel_values": pixels} if by_keyword else {}
+    tower = model.model.vision_tower
+    wanted = tower(pixels, grid_thw=grids)
+    for name in dir(kimi):
+        if name.startswith("get_vision_"):
+            monkeypatch.setattr(kimi, name, without_grids(getattr(kimi, name)))
+    with pytest.raises(Exception, match="None"):
+        tower(pixels, grid_thw=grids)
+    with attach(model):
+        found = tower(*([] if by_keyword else [pixels]), grid_thw=grids, **given)
+    for name in ("last_hidden_state", "pooler_output"):
+        assert relative(found[name], wanted[name]) <= 1e-6, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not TAKES_KNOWN, reason="this transformers' towers make all by themselves")
+def test_the_tower_waits_for_nothing():
+    model = small_model("kimi_k25").to("cuda", torch.bfloat16)
+    pixels, grids = tower_input()
+    pixels = pixels.to("cuda", torch.bfloat16)
+
+    def run():
+        return model.model.vision_tower(pixels, grid_thw=grids).pooler_output
+
+    with attach(model, text=False):
+        run()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def tower_input():
+    """Patches of three clips, as many frames in each, and their grids."""
+    grids = torch.tensor([[2, 4, 6], [2, 4, 4], [2, 8, 4]])
+    torch.manual_seed(3)
+    return torch.randn(int(grids.prod(-1).sum()), 3, 14, 14), grids
+
+
+def relative(found, wanted):
+    return (found - wanted).norm() / wanted.norm()
 
 
 def test_a_frame_of_a_run_matters(model):

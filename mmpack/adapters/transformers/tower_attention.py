@@ -157,13 +157,14 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         return args, kwargs | {"tower_lines": lines}
     if kwargs.get("image_sizes") is not None:
         return args, kwargs | {"tower_plans": _plans_of_sizes(tower, args, kwargs)}
-    if not hasattr(tower, "spatial_merge_size"):
+    if not hasattr(tower, "spatial_merge_size") and not _takes_clips(tower):
         return args, kwargs  # a tower of tiles
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
     if grids is None or given:
         return args, kwargs
-    device = (args[0] if args else kwargs["hidden_states"]).device
+    pixels = args[0] if args else kwargs.get("hidden_states", kwargs.get("pixel_values"))
+    device = pixels.device
     grids = grids.cpu()
     frames, windows = (
         None if x is None else plan_sequences(x) for x in sequence_lengths(tower, grids)
@@ -173,10 +174,16 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     for plan in plans:
         if plan is not None:
             resolve_sequences(plan, device, _head_dim(tower.config))
-    known = _known(tower, grids, plans, device) if TAKES_KNOWN else {}
+    make = _known_of_clips if _takes_clips(tower) else _known
+    known = make(tower, grids, plans, device) if TAKES_KNOWN else {}
     if hasattr(tower, "embeddings") and "grid_thw" in kwargs:  # which look each patch's grid up
         kwargs = kwargs | {"grid_thw": _moved(grids, device)}
     return args, known | kwargs | {"tower_plans": plans}
+
+
+def _takes_clips(tower: Any) -> bool:
+    """Is it Kimi K2.5's? There the frames of a clip see each other, then they are averaged."""
+    return getattr(tower, "config", tower).model_type == "kimi_k25_vision"
 
 
 def _plans_of_sizes(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TowerPlans:
@@ -189,11 +196,15 @@ def _plans_of_sizes(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def sequence_lengths(tower: Any, grids: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-    """Patches of each frame, and of each window where the tower has windows; in the order of its rows.
+    """Patches of each frame (each clip, where frames are averaged), and of each window where the tower has windows.
+
+    Both in the order of its rows.
 
     Args: `tower`: or its config. `grids`: int [media, 3], of patches, on the CPU.
     """
     times, heights, widths = grids.numpy().T
+    if _takes_clips(tower):
+        return times * heights * widths, None
     frames = np.repeat(heights * widths, times)
     if not hasattr(tower, "window_size"):
         return frames, None
@@ -219,10 +230,8 @@ def _known(
 
     merge = tower.spatial_merge_size
     move = functools.partial(_moved, device=device)
-    known = {
-        "cu_seqlens": plans.frames.cu_seqlens,
-        "max_seqlen": plans.frames.max_seqlen,
-        "position_ids": move(vision_utils.get_vision_position_ids(grids, merge)),
+    known = _sequences(plans) | {
+        "position_ids": move(vision_utils.get_vision_position_ids(grids, merge))
     }
     if plans.windows is not None:
         index, _ = vision_utils.get_vision_window_index(
@@ -232,21 +241,45 @@ def _known(
         known["cu_window_seqlens"] = plans.windows.cu_seqlens
         known["max_window_seqlen"] = plans.windows.max_seqlen
     if hasattr(tower, "num_grid_per_side"):
-        known |= {n: move(x) for n, x in _interpolation(tower, grids, vision_utils).items()}
+        known |= {n: move(x) for n, x in _interpolation(tower, grids, merge).items()}
     return known
 
 
-def _interpolation(tower: Any, grids: torch.Tensor, vision_utils: Any) -> dict[str, torch.Tensor]:
+def _known_of_clips(
+    tower: Any, grids: torch.Tensor, plans: TowerPlans, device: torch.device
+) -> dict[str, Any]:
+    """As `_known`, of Kimi K2.5's tower: its patches lie line by line, and frames have a place in time."""
+    from transformers import vision_utils
+    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
+
+    rows = {
+        "position_ids": vision_utils.get_vision_position_ids(grids, 1),
+        "frame_index": kimi.get_vision_frame_index(grids),
+        "temporal_merge_index": kimi.get_vision_temporal_merge_index(
+            grids, *tower.merge_kernel_size
+        ),
+    } | _interpolation(tower.patch_embed.pos_emb, grids, 1)
+    return _sequences(plans) | {name: _moved(x, device) for name, x in rows.items()}
+
+
+def _sequences(plans: TowerPlans) -> dict[str, Any]:
+    frames = plans.frames
+    return {"cu_seqlens": frames.cu_seqlens, "max_seqlen": frames.max_seqlen}
+
+
+def _interpolation(embeddings: Any, grids: torch.Tensor, merge: int) -> dict[str, torch.Tensor]:
     """Which learned positions a patch lies between, and how near; older transformers name it otherwise."""
-    side, merge = tower.num_grid_per_side, tower.spatial_merge_size
+    from transformers import vision_utils
+
+    side = embeddings.num_grid_per_side
     if not hasattr(vision_utils, "get_vision_interpolation_indices_and_weights"):
         both = vision_utils.get_vision_bilinear_indices_and_weights(grids, side, merge)
         return dict(zip(("bilinear_indices", "bilinear_weights"), both, strict=True))
     both = vision_utils.get_vision_interpolation_indices_and_weights(
         grids,
         num_grid_per_side=side,
-        mode=tower.interpolation_mode,
-        align_corners=tower.interpolation_align_corners,
+        mode=embeddings.interpolation_mode,
+        align_corners=embeddings.interpolation_align_corners,
         spatial_merge_size=merge,
     )
     return dict(zip(("interp_indices", "interp_weights"), both, strict=True))
