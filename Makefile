@@ -89,12 +89,16 @@ test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against th
 	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m "kernel and not gpu" $(call marked,kernel)
 	.venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m compile $(call marked,compile)
 
+# Where pytest-xdist is: a worker per 16 GiB of GPU memory.
+GPU_WORKERS := import torch, xdist; cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count())); \
+  print("-v -n", max(1, sum(round(c.total_memory / 2**30) // 16 for c in cards)))
+
 .PHONY: test-gpu
 test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
 	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: name a PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
-	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c 'import torch, xdist; print("-v -n", 8 * torch.cuda.device_count())' 2>/dev/null) -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
+	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c '$(GPU_WORKERS)' 2>/dev/null) -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
 	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu and alone" $(call marked,alone)
 
 .PHONY: bench

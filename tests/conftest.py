@@ -1,5 +1,6 @@
 """Settings of every test: offline, seeded, the same examples on every run; data beside the checkout."""
 
+import gc
 import os
 import random
 import sys
@@ -97,6 +98,25 @@ def settings_put_back() -> Iterator[None]:
 
 def _own_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("MMPACK_")}
+
+
+@pytest.fixture(autouse=True)
+def gpu_memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of a test on a GPU, which other workers share: what its objects held, and what torch keeps for later."""
+    yield
+    if request.node.get_closest_marker("gpu") and "torch" in sys.modules:
+        gc.collect()
+        sys.modules["torch"].cuda.empty_cache()
+
+
+@pytest.fixture
+def untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's autotuner tries four settings of a kernel; of all, FLA's backward takes minutes."""
+    autotuner = pytest.importorskip("triton.runtime.autotuner")
+    pruned = autotuner.Autotuner.prune_configs
+    monkeypatch.setattr(
+        autotuner.Autotuner, "prune_configs", lambda self, kwargs: pruned(self, kwargs)[:4]
+    )
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from mmpack.ops.linear_attention.choose import choose
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("untuned"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 FAMILIES = ["qwen3_5", "qwen3_5_moe", "minicpmv4_6"]

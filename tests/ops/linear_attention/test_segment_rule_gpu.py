@@ -16,7 +16,7 @@ from mmpack.errors import BackendError
 from mmpack.ops.linear_attention import plan_segments, segment_delta_rule
 from mmpack.ops.linear_attention.choose import choose
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("untuned")]
 BOUND = 1e-2  # relative Frobenius norm, of FLA's rounding within
 
 
