@@ -234,7 +234,7 @@ def test_flash_attn_4_is_a_sound_op():
     q = torch.randn(70, 4, 64, device="cuda", dtype=torch.float16, requires_grad=True)
     k, v = (torch.randn(70, 2, 64, device="cuda", dtype=q.dtype, requires_grad=True) for _ in "kv")
     cu = torch.tensor([0, 30, 70], device="cuda", dtype=torch.int32)
-    operands = (q, k, v, cu, cu, 40, 40, True, None, False)
+    operands = (q, k, v, cu, cu, 40, 40, True, None, None, False)
     torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, operands)
 
 
