@@ -43,7 +43,7 @@ test: $(STAMP)  ## the tests, without those marked slow or gpu; PYTEST_ADDOPTS=-
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) $(PARALLEL) $(SOME) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,slow)
+	$(PYTEST) $(PARALLEL) $(SOME) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,\(slow\|few\))
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \

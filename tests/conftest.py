@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # after -m has chosen
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    for cases in _by_test([item for item in items if not item.get_closest_marker("gpu")]):
+        if mark := cases[0].get_closest_marker("few"):
+            for item in _beyond(cases, mark.args[0]):
+                item.add_marker("slow")
+    yield  # -m chooses
     most = config.getoption("--cases")
     if most is not None:
         left_out = [item for cases in _by_test(items) for item in _beyond(cases, most)]

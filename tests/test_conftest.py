@@ -1,4 +1,4 @@
-"""What a test sets is put back, also where its teardown fails; `--cases`."""
+"""What a test sets is put back, also where its teardown fails; `--cases` and `few`."""
 
 import os
 import re
@@ -54,22 +54,36 @@ def test_left_out(k):
 
 
 @pytest.mark.parametrize("k", range(2))
-def test_few(k):
+def test_two(k):
+    pass
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("k", range(7))
+def test_of_which_some_are_slow(k):
     pass
 """
 
 
-def test_some_cases_of_each_test_are_drawn(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        (["-m", "not slow", "--cases", "3"], "8 passed, 16 deselected"),
+        (["-m", "not slow"], "16 passed, 8 deselected"),
+        (["-m", "slow"], "8 passed, 16 deselected"),
+    ],
+)
+def test_some_cases_of_each_test_are_drawn(options, counts, tmp_path):
     (tmp_path / "test_many.py").write_text(MANY_CASES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "--cases", "3", "-m", "not slow", str(tmp_path)],
+        [*command, *options, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(TESTS)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert "5 passed, 12 deselected" in done.stdout, done.stdout + done.stderr
+    assert counts in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("allowed", [True, False])
