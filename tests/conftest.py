@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
-    for cases in _by_test([item for item in items if not item.get_closest_marker("gpu")]):
+    for cases in _by_test([item for item in items if not _elsewhere(item)]):
         if mark := cases[0].get_closest_marker("few"):
             for item in _beyond(cases, mark.args[0]):
                 item.add_marker("slow")
@@ -71,6 +71,11 @@ def pytest_collection_modifyitems(
     if not torch.cuda.is_available():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _elsewhere(item: pytest.Item) -> bool:
+    """Not in `make test` whatever is drawn."""
+    return any(item.get_closest_marker(name) for name in ("gpu", "slow", "verl"))
 
 
 def _by_test(items: list[pytest.Item]) -> list[list[pytest.Item]]:

@@ -73,6 +73,7 @@ def both(processors, family, **options):
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_and_pixels(processors, family):
     floats, held = both(processors, family)

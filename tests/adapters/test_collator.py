@@ -142,6 +142,7 @@ def exactly(tmp_path_factory):
         return train(lambda model: stock, tmp_path_factory.mktemp("exact"), model=model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

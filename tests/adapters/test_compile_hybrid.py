@@ -48,6 +48,7 @@ def test_what_is_not_packed_is_not_compiled():
     assert layer.mlp.forward.whole is layer.forward and layer.mlp.forward.layer is layer.mlp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_recomputed_layers_run_the_same_parts(reentrant):
     model = small_model("qwen3_5").train()

@@ -24,6 +24,7 @@ def model(request):
     return counted_model(request.param)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("share_prefix", "pictures"), [pytest.param(False, False, marks=pytest.mark.slow), (True, True)]
 )

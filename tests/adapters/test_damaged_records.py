@@ -84,6 +84,7 @@ def damaged(record, path, value):
     return out
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", READERS)
 def test_every_field(name):
     write, read = READERS[name]

@@ -146,6 +146,7 @@ def encoded_once(model, packs, **kwargs):
     return values, gradients
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EACH_KIND)
 def test_a_store_gives_the_bits_of_encoding_again(models, name):
     model, samples = models(name), mixed_batch(name)
@@ -173,6 +174,7 @@ def test_a_store_gives_the_bits_of_encoding_again(models, name):
     assert store.stats.patches_saved == 2 * store.stats.patches_encoded
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", fast("qwen3_vl", "internvl"))
 def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models, name):
     model, samples = models(name), mixed_batch(name)
@@ -196,6 +198,7 @@ def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models,
     hook.remove()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EACH_KIND)
 def test_chunks_of_whole_media_give_the_same(models, name):
     model, samples = models(name), mixed_batch(name)

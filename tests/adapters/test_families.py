@@ -51,6 +51,7 @@ def test_every_deepstack_level_matters(models, name, level):
     assert (of["s4"] == 0).all()  # text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", some_slow(FAMILIES))
 def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
     model = models(name)

@@ -85,6 +85,7 @@ def test_ids_that_filters_leave_are_kept(parts, filters):
         assert ("min_p" in s.sampling) == ("min_p" in filters)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("policy", [None, "qwen_vl_utils"])
 def test_videos_are_what_the_trainer_makes_of_them(family, policy, tmp_path):

@@ -44,6 +44,7 @@ def gradients_of(values, model):
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_that_peft_changed(kind, monkeypatch):
     monkeypatch.setattr(heads, "CHUNK", 7)  # several chunks
@@ -64,6 +65,7 @@ def test_a_head_that_peft_changed(kind, monkeypatch):
     assert (plain - ours[0]).abs().max() > 1e-2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_that_peft_changed_over_kept_ids(kind, monkeypatch):
     monkeypatch.setattr(heads, "CHUNK", 7)

@@ -61,6 +61,7 @@ def of_all_logits(model, batch, temperature=WARM):
     return values(logits.double() / temperature, batch.loss_targets, batch.kept_ids)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_and_gradients_are_those_of_all_logits_cut_to_the_lists(model, samples, layout):
     batch = LAYOUTS[layout](samples)

@@ -69,6 +69,7 @@ def close(found, expected):
     return float((found - expected).abs().max()) <= CLOSE
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "block_size", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16))]
 )
@@ -231,6 +232,7 @@ def test_a_version_is_of_what_is_computed(qwen):
 # -- budgets, features -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [1, 3, 7])
 def test_a_small_budget_gives_the_same(qwen, blocks):
     index, kv = caches(qwen, blocks=blocks)

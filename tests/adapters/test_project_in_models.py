@@ -87,6 +87,7 @@ def hidden_and_gradients(hidden, model):
     return hidden.detach(), gradients
 
 
+@pytest.mark.few(3)
 @pytest.mark.adapter
 @pytest.mark.parametrize("share_prefix", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)

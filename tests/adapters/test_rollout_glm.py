@@ -48,6 +48,7 @@ def prompts_of(kit):
     return prompts
 
 
+@pytest.mark.few(1)
 def test_a_rollout_is_what_the_trainer_sees(made):
     kit, hf, model = made
     prompts = prompts_of(kit)

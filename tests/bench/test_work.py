@@ -24,6 +24,7 @@ def counted(call):
     return attention, sum(by_op.values())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b"])
 @pytest.mark.parametrize("workload", ["pictures", "video"])
 def test_flops_are_those_that_torch_counts(name, workload):
@@ -47,6 +48,7 @@ def test_a_head_that_makes_its_logits_again():
     assert again - kept == 2 * 3 * model.lm_head.weight.numel()
 
 
+@pytest.mark.slow
 def test_kept_layers_run_once():
     case = case_of(Options(["qwen3-vl-8b"], ["geo"], [], tiny=True), "qwen3-vl-8b", "geo", CPU)
     model, members = case.build(), case.job.groups()[0]

@@ -4,6 +4,9 @@ The plugin gives families and checks: `pytest.mark.adapter` to the shorter ones,
 `pytest.mark.slow`; and `pytest.mark.verl`.
 """
 
+import pytest
+
 from mmpack.conformance.family_tests import subject, test_family
 
+pytestmark = pytest.mark.few(24)
 __all__ = ["subject", "test_family"]

@@ -57,6 +57,7 @@ def assert_found(scene, report, answer):
     assert answer.suggests in report.suggests, (report.suggests, answer)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "family", "seed"),
     [

@@ -21,6 +21,7 @@ def test_there_are_many_plants():
     assert len(PLANTS) >= 40
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "family"), CASES)
 def test_a_plant_is_what_it_says(name, family):
     plant = PLANTS[name]

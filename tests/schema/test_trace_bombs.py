@@ -196,6 +196,7 @@ def test_parquet_bomb_of_one_long_string(tmp_path, encoding):
     assert count == 1000 and peak < 200
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["group_id", "metadata", "extra"])
 def test_parquet_bomb_of_one_text_that_all_rows_share(tmp_path, name):
     text = "x" * 20_000_000
@@ -300,6 +301,7 @@ def test_a_file_may_decode_to_so_much_in_all(tmp_path, suffix):
     assert "decodes to more than" in refuse(path, "MM010", max_record_bytes=2**16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("suffix", "item"), [(".jsonl", "[]"), (".jsonl.zst", "{}"), (".parquet", '{"a":0}')]
 )
@@ -356,6 +358,7 @@ def test_many_small_values_in_a_record_take_little_beside_themselves(depth):
     assert peak < 2**16
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("suffix", "number", "bound"),
     [(".jsonl", 400, 30), (".jsonl.zst", 400, 30), (".parquet", 1500, 120)],

@@ -56,6 +56,7 @@ def test_every_check_holds_with_its_figure(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"rollout.jsonl", "train.jsonl"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "cause",
     [c if i % 3 == 0 else pytest.param(c, marks=pytest.mark.slow) for i, c in enumerate(CAUSES)],

@@ -192,6 +192,7 @@ PLANTED = {  # in the last layer, or behind the layers: module, and the first st
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("module, stage", PLANTED.items())
 def test_a_planted_difference_is_named(made, module, stage):
     """Its stage is the first beyond the contract, forward; what runs before it in that layer is untouched."""
@@ -305,6 +306,7 @@ def without(kind, record):
     return key[0], "forward"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["a place", "a row", "rows", "a gradient", "a weight's gradient"])
 def test_what_a_run_lacks_is_beyond(made, kind):
     record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
@@ -350,6 +352,7 @@ def test_what_the_command_refuses(args, said):
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_exit_1_beyond_the_contract(monkeypatch):
     from mmpack.probe.chain import compare as compared
 
