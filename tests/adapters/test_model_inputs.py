@@ -9,7 +9,9 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
+from mmpack.adapters.transformers import inputs as inputs_module
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.packing.calls import NONE, Counts
 from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
@@ -108,6 +110,20 @@ def test_always_changes_nothing_where_there_are_media(attached, patches):
     with torch.no_grad():
         packed_logprobs(attached, mp.pack(two_media()[:1]), vision="always")
     assert patches == [24]
+
+
+def test_text_where_other_ranks_run_a_sharded_tower(attached, monkeypatch):
+    """Where the forward takes no encoded media, this rank can't call the tower with them: that must not be silent."""
+    for name in ("has_sharded_tower", "is_sharded"):
+        monkeypatch.setattr(inputs_module, name, lambda _: True)
+    monkeypatch.setattr(inputs_module, "takes_encoded_media", lambda _: False)
+    batch = mp.pack([make_sample([("text", [1, 2]), ("loss", [3])])])
+    for runs in (None, NONE):  # nothing is known, or no rank has media
+        batch.tower_runs = runs
+        model_inputs(batch, attached)
+    batch.tower_runs = Counts(1)
+    with pytest.raises(mp.ModelError, match="newer, or put media into every batch"):
+        model_inputs(batch, attached)
 
 
 def test_packed_rows_need_an_attached_model(model):

@@ -84,7 +84,8 @@ def model_inputs(
         model: a transformers model, or PEFT's or DDP's wrapper of one.
         vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
             "auto": where FSDP2 shards a tower, it runs as often as on the rank that needs it most, if the batch knows
-            that (`PackLoader`, `in_step`), else as "always". Elsewhere nobody waits for a tower, and none runs idly:
+            that (`PackLoader`, `in_step`), else as "always"; before transformers 5.19 it can't run idly, and a batch
+            that knows of runs elsewhere raises. Elsewhere nobody waits for a tower, and none runs idly:
             under DistributedDataParallel, which waits for gradients, all its weights get one, if only 0.
         features: where encoded media are kept: a `FeatureStore` of a tower that is not trained, or what `encode_once`
             yields. Of a packed batch; transformers 5.19 or newer.
@@ -260,8 +261,9 @@ def _least_runs(
     known = getattr(batch, "tower_runs", None)
     if vision == "always":
         least = most_of([once, known or once])
-    elif attached and takes_encoded_media(model) and has_sharded_tower(model):
-        least = once if known is None else known
+    elif has_sharded_tower(model):
+        can_idle = attached and takes_encoded_media(model)
+        least = known or (once if known is None and can_idle else NONE)
     else:
         return NONE
     if not batch.media and least != NONE:
