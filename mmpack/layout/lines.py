@@ -67,13 +67,32 @@ def positions_of_lines(
     interval[at] = placed.interval
     times = first + (frame.astype(interval.dtype) * interval[run]).astype(np.int64)
     rows = first + row
+    times[texts] = rows[texts] = first[texts]
 
+    # steps from token to token, summed in place: temporary arrays of [T] would take longer than the sums
     out = np.empty((3, length), np.int64) if out is None else out
-    np.add(np.arange(length), (first - tokens.cumsum() + tokens).repeat(tokens), out=out[2])
-    of_media = np.ones(len(run), bool)
-    of_media[texts] = False
-    mine, many = of_media.repeat(tokens).nonzero()[0], tokens[of_media]
-    out[0] = out[1] = out[2]
-    out[0, mine] = times[of_media].repeat(many)
-    out[1, mine] = rows[of_media].repeat(many)
+    out[:2] = _is_text(runs, length)
+    out[2] = 1
+    held = tokens.nonzero()[0]
+    begin = (tokens.cumsum() - tokens)[held]
+    counted = tokens - 1  # from a line's first token to its last
+    in_texts = np.zeros_like(counted)
+    in_texts[texts] = counted[texts]
+    for steps, values, gained in (
+        (out[0], times, in_texts),
+        (out[1], rows, in_texts),
+        (out[2], first, counted),
+    ):
+        steps[begin] = np.diff(values[held], prepend=0)
+        steps[begin[1:]] -= gained[held[:-1]]
+        np.cumsum(steps, out=steps)
     return out
+
+
+def _is_text(runs: Runs, length: int) -> np.ndarray:
+    """int8 [length]: 1 of a text, 0 of a placeholder."""
+    steps = np.zeros(length + 1, np.int8)
+    steps[0] = 1
+    steps[runs.starts] -= 1
+    steps[runs.stops] += 1
+    return steps.cumsum(dtype=np.int8)[:length]
