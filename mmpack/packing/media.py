@@ -221,11 +221,12 @@ def vision_rows(
     A medium's placeholders take its features from the first to the last (frames of a video: with text between; a
     video's sound lies among its placeholders, so each modality is counted by itself).
     """
-    rows = np.flatnonzero(is_placeholder(ids, family))
+    rows = np.flatnonzero(is_placeholder(ids, family)).astype(np.int32)
     runs = np.asarray(occurrence, dtype=np.int64)
     counts = np.diff(offsets)[runs]
     before = np.cumsum(counts) - counts
-    index = np.repeat(offsets[runs] - before, counts) + np.arange(len(rows))
+    index = np.repeat((offsets[runs] - before).astype(np.int32), counts)
+    index += np.arange(len(rows), dtype=np.int32)
     if family.audio is not None:
         heard = np.array([m.modality == "audio" for m in media], bool)[runs]
         index = _by_hearing(index, ids[rows] == family.audio.token_id, np.repeat(heard, counts))
@@ -233,9 +234,9 @@ def vision_rows(
     source[rows] = index
     ends = np.cumsum(np.bincount(index, minlength=offsets[-1]))
     rising = (index[1:] >= index[:-1]).all()  # as it is where no medium comes twice
-    order = np.arange(len(index)) if rising else np.argsort(index, kind="stable")
+    order = np.arange(len(index), dtype=np.int32) if rising else np.argsort(index, kind="stable")
     parts = (source, rows, index, order, np.concatenate([[0], ends]))
-    return VisionRows(*(torch.from_numpy(part.astype(np.int32)) for part in parts))
+    return VisionRows(*(torch.from_numpy(part.astype(np.int32, copy=False)) for part in parts))
 
 
 def _by_hearing(index: np.ndarray, is_heard: np.ndarray, heard: np.ndarray) -> np.ndarray:

@@ -175,8 +175,7 @@ def _row_fields(
             parts = [positions[:, a:b] for a, b in cuts]
             np.concatenate(parts, axis=1, out=position_ids[1:, :total])
     position_ids[:, total:] = 0
-    along = forest.segment_depth - forest.segment_offsets[:-1]
-    np.add(np.arange(total), np.repeat(along, lengths), out=position_ids[0, :total])
+    _count_on(position_ids[0, :total], forest)
     seen = np.empty(total + padding, dtype=np.int32)
     seen[:total] = forest.visible_until()
     seen[total:] = np.arange(total + 1, total + padding + 1)
@@ -192,6 +191,17 @@ def _row_fields(
         "visible_from": None if two_way is None else torch.from_numpy(two_way),
         "attention_plan": plan_attention(seen, padded, two_way),
     }
+
+
+def _count_on(places: np.ndarray, forest: Forest) -> None:
+    """Write the place of each row in its sequence: from a segment's depth on, one by one. Steps, summed in place."""
+    lengths = np.diff(forest.segment_offsets)
+    held = lengths.nonzero()[0]
+    begin, ends = forest.segment_offsets[held], (forest.segment_depth + lengths - 1)[held]
+    places[:] = 1
+    places[begin] = forest.segment_depth[held]
+    places[begin[1:]] -= ends[:-1]
+    np.cumsum(places, out=places)
 
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
