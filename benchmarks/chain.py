@@ -3,8 +3,8 @@
     python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--keep DIR] [--out FILE]
 
 Each run is a process of its own, plain and within `mmpack.invariant`. Those of one GPU run side by side, one on each
-that there is; those of ranks follow one by one. A part that is not asked for keeps its rows of the file. `--keep`:
-every row of each run, as the command gives them.
+that there is; those of ranks follow one by one. A part that is not asked for keeps its rows of the file, so each run
+names its device. `--keep`: every row of each run, as the command gives them.
 """
 
 from __future__ import annotations
@@ -92,9 +92,13 @@ def main() -> None:
 
 def merged(path: Path, rows: list[Row]) -> list[Row]:
     """These rows, and what the file has of other sections: counts of all runs first."""
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    report = json.loads(path.read_text()) if path.exists() else {"rows": []}
     new = {row.get("run", row["section"]) for row in rows}
-    every = [r for r in before if r.get("run", r["section"]) not in new] + rows
+    every = [r for r in report["rows"] if r.get("run", r["section"]) not in new]
+    for row in every:
+        if row["section"] == RUNS and "did_not_run" not in row:
+            row.setdefault("device", report["device"])
+    every += rows
     return sorted(every, key=lambda row: row["section"] != RUNS)
 
 
@@ -139,6 +143,7 @@ def rows_of(run: Run, code: int, out: Path, log: str, seconds: float) -> list[Ro
     document = json.loads(out.read_text())
     counts = counted(document["rows"])
     first = {"section": RUNS, "run": run.name, **counts, "seconds": seconds}
+    first["device"] = document["setting"]["device"]
     return [first, *({"section": run.name, **row} for row in by_stage(document["rows"]))]
 
 

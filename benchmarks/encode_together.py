@@ -162,6 +162,7 @@ def steps(
         for name in ("loss", "gradient_norm"):
             off = abs(row[name] / out[0][name] - 1)
             gpu.require(off <= bound, f"{name}, {skew}, {how}, {way}: {row[name]}, off by {off}")
+        several.say(row)
     return out
 
 

@@ -154,9 +154,13 @@ def machine() -> dict[str, Any]:
 
 
 def arguments(name: str, **extra: dict[str, Any]) -> argparse.Namespace:
-    """`--out FILE` (benchmarks/results/NAME.json unless given), and what `extra` names: keywords of `add_argument`."""
+    """`--out FILE` (benchmarks/results/NAME.json unless given), and what `extra` names: keywords of `add_argument`.
+
+    Without a GPU `out` is None unless given.
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    default = RESULTS / f"{name}.json" if torch.cuda.is_available() else None
+    parser.add_argument("--out", type=Path, default=default)
     for option, keywords in extra.items():
         parser.add_argument(f"--{option.replace('_', '-')}", **keywords)
     return parser.parse_args()

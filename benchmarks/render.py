@@ -124,7 +124,7 @@ def _chain(op: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {op['versions'][name]}" for name in ("torch", "transformers"))
     runs = [row for row in op["rows"] if row["section"] == "runs" and "did_not_run" not in row]
     lines = [
-        f"On {op['device']} ({versions}), with [all differences by stage and axis](performance/chain.md):",
+        f"On {_devices(op)} ({versions}), with [all differences by stage and axis](performance/chain.md):",
         "",
         "| run | rows | equal | bounded | beyond |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -142,9 +142,7 @@ def _first_page(
 ) -> str:
     parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran, every_row)]
     if "overview" in charts:
-        devices = dict.fromkeys(
-            [*(r["device"] for r in rows[:1]), *(op["device"] for op in ops.values())]
-        )
+        devices = dict.fromkeys([*(r["device"] for r in rows[:1]), *map(_devices, ops.values())])
         said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
         shown_chart = _shown(charts["overview"], f"{OPS.name}/overview.svg")
         parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
@@ -198,11 +196,17 @@ def _written(root: Path) -> list[Path]:
     return [path.relative_to(root) for path in sorted(found)]
 
 
+def _devices(op: dict[str, Any]) -> str:
+    """Those that rows name, where runs of several machines are in one report; else the report's own."""
+    named = [row["device"] for row in op["rows"] if "device" in row]
+    return ", ".join(dict.fromkeys(named or [op["device"]]))
+
+
 def _ran(op: dict[str, Any]) -> str:
     """Hardware, versions, floors of the run, command."""
     versions = ", ".join(f"{name} {version}" for name, version in op["versions"].items())
     floors = ", ".join(_floor(name, value) for name, value in op["floors"].items())
-    said = f"{op['device']}, {versions}." + (f" Floors of the run: {floors}." if floors else "")
+    said = f"{_devices(op)}, {versions}." + (f" Floors of the run: {floors}." if floors else "")
     return "\n".join([said, "", "```", *(op.get("commands") or [op["command"]]), "```", ""])
 
 

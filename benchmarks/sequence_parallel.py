@@ -70,6 +70,7 @@ def measure(device: torch.device, options: Any) -> several.Rows:
                 row |= timed(model, batch, group)
                 rows.append(row | errors.get((name, size), {}))
                 rows[-1]["logprobs_off_rms"] = rms(logprobs - alone)
+                several.say(rows[-1])
             distributed.barrier()
     first = {row["pack"]: row for row in rows if row["ranks"] == 1}
     for row in rows if rank == 0 else ():

@@ -1,6 +1,7 @@
 """What the benchmarks of several GPUs share: a process for each GPU of this host (NCCL), or of `--ranks` (gloo).
 
-Without a GPU nothing is written unless `--out` names a file: rows are printed, to see what is checked.
+Without a GPU nothing is written unless `--out` names a file: rows are printed, to see what is checked. Each row also
+goes to stderr as soon as it is measured, so that a run that is cut off leaves its figures.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def measured(name: str, work: Work, options: Any) -> None:
         rows = json.loads((Path(folder) / "rows.json").read_text())
     if gpus:
         floors = {"copy_bytes_per_second": gpu.copy_bytes_per_second()}
-        return gpu.write(options.out or gpu.RESULTS / f"{name}.json", name, floors, rows)
+        return gpu.write(options.out, name, floors, rows)
     rows = [short(row) for row in rows]
     print(*map(json.dumps, rows), sep="\n")
     if options.out:
@@ -102,3 +103,9 @@ def tell(device: torch.device, what: str) -> None:
     """A line of the first rank, to see how far it is."""
     if distributed.get_rank() == 0 and device.type == "cuda":
         print(what, file=sys.stderr, flush=True)
+
+
+def say(row: dict[str, Any]) -> None:
+    """A row that is measured, by the first rank."""
+    if distributed.get_rank() == 0:
+        print(json.dumps(short(row)), file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from support.sglang_recorder import recorder
 from test_docs_run import blocks, run
 
 import mmpack as mp
@@ -148,6 +149,97 @@ def test_routed_experts_by_sglangs_own_encoding(requests, answer, prompts, fixtu
     assert responses_of(samples) == responses
     with pytest.raises(ArgumentError, match=r"config says. Fix: pass config="):
         to_samples(responses[:1], requests[:1], fixture.processor)
+
+
+MOE = SimpleNamespace(num_hidden_layers=4, num_experts_per_tok=2)  # layer 0 has no experts
+
+
+def drawn_routes(tokens, seed):
+    """int32 [tokens, layers, k] of 8 experts; zeros in the layer without."""
+    order = torch.rand(tokens, 4, 8, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+    order[:, 0] = 0
+    return order[..., :2].to(torch.int32)
+
+
+def recorded(record, prompts, rows):
+    """Two answers to one prompt: the first runs it in two parts, the second beside it with the prompt cached.
+
+    (their requests of the recorder, the experts put in for all tokens but the last, what SGLang sends.)
+    """
+    prompt = prompts[rows[0][0]]
+    ids = [row[1] for row in rows]
+    first, second = (drawn_routes(len(prompt) + len(i), seed) for seed, i in enumerate(ids))
+    second[: len(prompt) - 1] = first[: len(prompt) - 1]
+    half = len(prompt) // 2
+    a = record.request()
+    other = record.request()
+    record.forward((a, first[:half]))
+    # another request's token in the same batch, as decoding mixes with a part of a prompt
+    record.forward((other, drawn_routes(3, 7)), (a, first[half : len(prompt)]))
+    b = record.request(cached=record.slots(a)[: len(prompt) - 1].clone())
+    record.forward((b, second[len(prompt) - 1 : len(prompt)]), (other, drawn_routes(1, 8)))
+    running = [(a, first), (b, second)]
+    # With overlap the scheduler learns of an end a batch later: the last sampled token has run, too.
+    more = 0 if record.overlap else -1
+    for step in range(max(map(len, ids)) + more):
+        parts = [
+            (request, taken[len(prompt) + step :][:1])
+            for (request, taken), own in zip(running, ids, strict=True)
+            if step < len(own) + more
+        ]
+        record.forward(*parts[:: (-1) ** step])  # places in a batch change
+    record.flush()
+    sent = [record.finish(r, prompt, own) for (r, _), own in zip(running, ids, strict=True)]
+    return (a, b), (first[:-1], second[:-1]), sent
+
+
+def wrong(sample, taken):
+    """Positions whose route is not the one put in; the last token's must be none."""
+    routes = torch.from_numpy(sample.routed_experts.astype(np.int32))
+    assert len(routes) == len(sample.input_ids) == len(taken) + 1 and not routes[-1].any()
+    return (routes[:-1] != taken[:, 1:]).flatten(1).any(1).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("overlap", "shared", "decoded"),
+    [(False, 0, False), (True, 0, True), (True, 1, False), (False, 1, True)],
+)
+def test_routes_that_sglangs_own_capturer_recorded(
+    requests, answer, prompts, fixture, overlap, shared, decoded
+):
+    """Encoded by the detokenizer, or where there is none by the TokenizerManager."""
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+
+    from mmpack.adapters.sglang import to_samples
+
+    rows = fixture.rows[:2]
+    with recorder(MOE, shared, overlap) as record:
+        _, taken, sent = recorded(record, prompts, rows)
+    if decoded:
+        sent = DetokenizerManager._b64_encode_per_request(sent)
+    responses = [answer(requests[i], i, sent[i]) for i in range(2)]
+    samples = to_samples(responses, requests[:2], fixture.processor, config=MOE)
+    assert [wrong(*pair) for pair in zip(samples, taken, strict=True)] == [[], []]
+    assert mp.validate(samples) == []
+
+
+@pytest.mark.parametrize("place", ["first part", "second part", "response"])
+def test_a_route_of_a_neighbour_is_seen(requests, answer, prompts, fixture, place):
+    """One position of SGLang's table shows the slot of the token before it."""
+    from mmpack.adapters.sglang import to_samples
+
+    number, ids, _ = fixture.rows[0]
+    length = len(prompts[number])
+    at = {"first part": 5, "second part": length - 1, "response": length + len(ids) - 2}[place]
+    with recorder(MOE) as record:
+        (a, _), taken, _ = recorded(record, prompts, fixture.rows[:2])
+        slots = record.slots(a)
+        slots[at] = slots[at - 1].clone()
+        sent = record.finish(a, prompts[number], ids)
+    samples = to_samples(
+        [answer(requests[0], 0, sent)], requests[:1], fixture.processor, config=MOE
+    )
+    assert wrong(samples[0], taken[0]) == [at]
 
 
 def test_responses_become_samples(requests, responses, prompts, fixture):

@@ -73,6 +73,7 @@ def test_runs_and_their_rows(document, tmp_path):
     rows = BENCH.measured(runs, tmp_path, 2)
     counts = [row for row in rows if row["section"] == "runs"]
     assert [row.get("beyond") for row in counts] == [0, 1, None]
+    assert [row.get("device") for row in counts] == ["cpu", "cpu", None]
     total = len(document["rows"])
     assert all(r["equal"] + r["bounded"] + r["beyond"] == r["rows"] == total for r in counts[:2])
     assert counts[2]["did_not_run"] == "no such card" and counts[2]["run"] == "Qwen3-VL, 4 ranks"
@@ -94,16 +95,27 @@ def test_runs_and_their_rows(document, tmp_path):
     assert draw.svg(charts.CHARTS["chain"](report)).startswith("<svg")
 
 
-@pytest.mark.slow
-def test_other_sections_of_the_file_stay(document, tmp_path):
+def test_other_sections_of_the_file_stay(tmp_path):
+    """With the device that they ran on, which need not be that of the new ones."""
     path = tmp_path / "chain.json"
-    first = [{"section": "runs", "run": "A", "rows": 1}, {"section": "A", "stage": "o"}]
-    path.write_text(json.dumps({"rows": first}))
-    new = [{"section": "runs", "run": "B", "rows": 2}, {"section": "B", "stage": "o"}]
-    assert BENCH.merged(path, new) == [first[0], new[0], first[1], new[1]]
-    assert BENCH.merged(path, [{"section": "runs", "run": "A", "rows": 3}]) == [
-        {"section": "runs", "run": "A", "rows": 3}
+    first = [
+        {"section": "runs", "run": "A", "rows": 1},
+        {"section": "runs", "run": "C", "did_not_run": "no such card"},
+        {"section": "A", "stage": "o"},
     ]
+    path.write_text(json.dumps({"device": "H100", "rows": first}))
+    new = [{"section": "runs", "run": "B", "rows": 2, "device": "H200"}]
+    new += [{"section": "B", "stage": "o"}]
+    kept = first[0] | {"device": "H100"}
+    both = BENCH.merged(path, new)
+    assert both == [kept, first[1], new[0], first[2], new[1]]
+    path.write_text(json.dumps({"device": "H200", "rows": both}))
+    assert BENCH.merged(path, new) == [kept, first[1], new[0], first[2], new[1]]
+    again = {"section": "runs", "run": "A", "rows": 3, "device": "H200"}
+    assert BENCH.merged(path, [again]) == [first[1], new[0], again, new[1]]
+    report = {"op": "chain", "device": "H200", "command": "c", "versions": {}, "floors": {}}
+    assert RENDER._ran(report | {"rows": both}).startswith("H100, H200, ")
+    assert RENDER._ran(report | {"rows": first}).startswith("H200, ")
 
 
 def test_what_is_run():

@@ -14,9 +14,12 @@ RENDER = benchmark("render")
 def report(name, tmp_path):
     out = tmp_path / f"{name}.json"
     command = [sys.executable, FOLDER / f"{name}.py", "--tiny", "--ranks", "2", "--out", out]
-    subprocess.run(command, check=True, cwd=FOLDER.parent, stdout=subprocess.DEVNULL)
+    run = subprocess.run(command, check=True, cwd=FOLDER.parent, capture_output=True, text=True)
     found = json.loads(out.read_text())
     assert found["op"] == name and found["device"] == "CPU"
+    said = [json.loads(line) for line in run.stderr.splitlines() if line.startswith("{")]
+    assert len(said) == len(found["rows"])  # as soon as measured, before what compares rows
+    assert all(row.items() <= whole.items() for row, whole in zip(said, found["rows"], strict=True))
     return found
 
 
@@ -46,3 +49,13 @@ def test_encode_together(tmp_path):
         quarter = rows["pictures in a quarter of the samples", how, "pictures encoded together"]
         assert quarter["patches_most"] <= 1.5 * quarter["patches_mean"]
     assert RENDER.draw.svg(RENDER.CHARTS["encode_together"](found)).count("as they come") == 4
+
+
+def test_linear_selected_logprobs_ranks(tmp_path):
+    found = report("linear_selected_logprobs_ranks", tmp_path)
+    named = [(row["ranks"], row["name"]) for row in found["rows"]]
+    assert named == [(n, f"mmpack {how}") for n in (1, 2) for how in ("recompute", "stored")]
+    one, two = found["rows"][0], found["rows"][2]
+    assert two["speed_up"] == pytest.approx(one["both_ms"] / two["both_ms"], rel=1e-3)
+    chart = RENDER.CHARTS["linear_selected_logprobs_ranks"]
+    assert RENDER.draw.svg(chart(found)).startswith("<svg")
