@@ -45,7 +45,11 @@ def _body(report: ChainReport) -> Markup:
 
 def _map(report: ChainReport, direction: str) -> Markup:
     """Stages by runs."""
-    rows = {(r.axis, r.value, r.stage): r for r in report.rows if r.direction == direction}
+    rows = {
+        (r.axis, r.value, r.stage): r
+        for r in report.rows
+        if r.direction == direction and not r.kind
+    }
     runs = list(dict.fromkeys(key[:2] for key in rows))
     stages = [stage for stage in STAGES if any((*run, stage) in rows for run in runs)]
     head = ("stage", *(f"{axis} {value}".strip() for axis, value in runs))
