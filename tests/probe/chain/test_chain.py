@@ -395,6 +395,8 @@ def test_the_command(tmp_path):
     assert "OK: " in done.stdout and "qkv" in done.stdout
     page = html.read_text()
     assert "packed reversed" in page and "<script" not in page
+    for shown in (page, done.stdout):
+        assert DQ in shown
 
 
 @pytest.mark.parametrize(
