@@ -1,14 +1,16 @@
 """`mmpack probe chain` at real widths: all layouts on one GPU, and tensor parallelism over NCCL on 2 and 4.
 
-    python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--keep DIR] [--out FILE]
+    python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--at-once N] [--keep DIR] [--out FILE]
 
 Each run is a process of its own, plain and within `mmpack.invariant`. Those of one GPU run side by side, one on each
-that there is; those of ranks follow one by one. A part that is not asked for keeps its rows of the file, so each run
-names its device. `--keep`: every row of each run, as the command gives them.
+that there is, or `--at-once`, in turn on the GPUs; those of ranks follow one by one. A part that is not asked for keeps
+its rows of the file: each run names its device and versions. `--keep`: every row of each run, as the command gives
+them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -30,6 +32,7 @@ MODELS = {"qwen2.5-vl": "Qwen2.5-VL", "qwen3-vl": "Qwen3-VL"}
 PARTS = ("one", "ranks")
 RANKS = (1, 2, 4)
 RUNS = "runs"  # the section of their counts
+WHERE = ("device", "torch", "transformers")  # of each run
 Row = dict[str, Any]
 
 
@@ -68,6 +71,7 @@ def main() -> None:
         NAME,
         models={"nargs": "*", "default": [*MODELS], "choices": [*MODELS]},
         parts={"nargs": "*", "choices": PARTS, "help": "all that this machine has GPUs for"},
+        at_once={"type": at_least_one, "help": "runs of one GPU side by side; one for each GPU"},
         keep={"type": Path, "help": "a folder for every row of each run"},
     )
     cards = torch.cuda.device_count()
@@ -85,27 +89,44 @@ def main() -> None:
             count = ranks if part == "ranks" else 1
             runs = [Run(m, mode, count) for m in options.models for mode in (False, True)]
             # ranks have all GPUs: one run after another
-            found = measured(runs, keep, 1 if part == "ranks" else cards)
+            at_once = 1 if part == "ranks" else options.at_once or cards
+            found = measured(runs, keep, at_once, cards)
             rows += found
             gpu.write(options.out, NAME, {}, merged(options.out, rows))
 
 
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} runs. Fix: pass 1 or more")
+    return number
+
+
 def merged(path: Path, rows: list[Row]) -> list[Row]:
-    """These rows, and what the file has of other sections: counts of all runs first."""
+    """These rows, and what the file has of other sections: counts of all runs first.
+
+    Runs that don't name where they ran have it from the head of the file, which the next one replaces.
+    """
     report = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    head = {name: where(report, name) for name in WHERE if where(report, name)}
     new = {row.get("run", row["section"]) for row in rows}
-    every = [r for r in report["rows"] if r.get("run", r["section"]) not in new]
-    for row in every:
-        if row["section"] == RUNS and "did_not_run" not in row:
-            row.setdefault("device", report["device"])
-    every += rows
-    return sorted(every, key=lambda row: row["section"] != RUNS)
+    before = [r for r in report["rows"] if r.get("run", r["section"]) not in new]
+    before = [
+        r | {n: v for n, v in head.items() if n not in r} if "run" in r else r for r in before
+    ]
+    return sorted(before + rows, key=lambda row: row["section"] != RUNS)
 
 
-def measured(runs: list[Run], folder: Path, at_once: int) -> list[Row]:
-    """Rows of all runs, in their order; run i has GPU i of those that run at once."""
+def where(report: Any, name: str) -> str | None:
+    """The device or a version, by the head of a file."""
+    found: str | None = report.get(name) or report.get("versions", {}).get(name)
+    return found
+
+
+def measured(runs: list[Run], folder: Path, at_once: int, cards: int) -> list[Row]:
+    """Rows of all runs, in their order; at most `at_once` at a time, slot by slot on the GPUs."""
     waiting, going, done = list(enumerate(runs)), {}, {}
-    free = [*range(at_once)]
+    free = [slot % cards for slot in range(at_once)]
     while waiting or going:
         while waiting and free:
             number, run = waiting.pop(0)
@@ -142,8 +163,8 @@ def rows_of(run: Run, code: int, out: Path, log: str, seconds: float) -> list[Ro
         ]
     document = json.loads(out.read_text())
     counts = counted(document["rows"])
-    first = {"section": RUNS, "run": run.name, **counts, "seconds": seconds}
-    first["device"] = document["setting"]["device"]
+    ran = {name: document["setting"][name] for name in WHERE}
+    first = {"section": RUNS, "run": run.name, **ran, **counts, "seconds": seconds}
     return [first, *({"section": run.name, **row} for row in by_stage(document["rows"]))]
 
 
@@ -161,11 +182,11 @@ def counted(rows: Iterable[Row]) -> Row:
 
 
 def by_stage(rows: Iterable[Row]) -> list[Row]:
-    """A row of each stage and pass, with a column of each axis: `equal`, or the worst of the axis's values.
+    """A row of each stage, pass and kind of weight, with a column of each axis: `equal`, or the worst of its values.
 
     `diff` is from the reference, `ulps` are of the largest value, `of bound` is the error's share of what is allowed.
     """
-    cells: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    cells: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
     axes: dict[str, None] = {}
     for row in rows:
         if not row["not_run"]:
@@ -173,10 +194,12 @@ def by_stage(rows: Iterable[Row]) -> list[Row]:
             if axis in ("tensor_parallel", "sequence_parallel"):  # by the number of ranks
                 axis = f"{axis} {row['value']}"
             axes.setdefault(axis)
-            cells.setdefault((row["stage"], row["direction"]), {}).setdefault(axis, []).append(row)
+            key = (row["stage"], row["direction"], row["kind"])
+            cells.setdefault(key, {}).setdefault(axis, []).append(row)
     return [
-        {"stage": stage, "pass": way} | {axis: _cell(found.get(axis, [])) for axis in axes}
-        for (stage, way), found in cells.items()
+        {"stage": stage, "pass": way, "kind": kind or None}
+        | {axis: _cell(found.get(axis, [])) for axis in axes}
+        for (stage, way, kind), found in cells.items()
     ]
 
 

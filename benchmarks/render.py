@@ -120,17 +120,21 @@ def _between(text: str, begin: str, new: str, end: str) -> str:
 
 
 def _chain(op: dict[str, Any]) -> str:
-    """Counts of each run, and where they ran."""
-    versions = ", ".join(f"{name} {op['versions'][name]}" for name in ("torch", "transformers"))
-    runs = [row for row in op["rows"] if row["section"] == "runs" and "did_not_run" not in row]
-    lines = [
-        f"On {_devices(op)} ({versions}), with [all differences by stage and axis](performance/chain.md):",
-        "",
-        "| run | rows | equal | bounded | beyond |",
-        "| --- | ---: | ---: | ---: | ---: |",
-        *("| {run} | {rows} | {equal} | {bounded} | {beyond} |".format(**row) for row in runs),
-    ]
-    return "\n".join(["", *lines, "", ""])
+    """Counts of each run, by where they ran."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for row in op["rows"]:
+        if row["section"] == "runs" and "did_not_run" not in row:
+            of = op["versions"] | row
+            versions = ", ".join(f"{name} {of[name]}" for name in ("torch", "transformers"))
+            where = f"{row.get('device', op['device'])} ({versions})"
+            places.setdefault(where, []).append(row)
+    head = ["| run | rows | equal | bounded | beyond |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = []
+    for where, runs in places.items():
+        counts = ("| {run} | {rows} | {equal} | {bounded} | {beyond} |".format(**r) for r in runs)
+        every = "" if lines else ", with [all differences by stage and axis](performance/chain.md)"
+        lines += ["", f"On {where}{every}:", "", *head, *counts]
+    return "\n".join([*lines, "", ""])
 
 
 def _first_page(
@@ -142,7 +146,9 @@ def _first_page(
 ) -> str:
     parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran, every_row)]
     if "overview" in charts:
-        devices = dict.fromkeys([*(r["device"] for r in rows[:1]), *map(_devices, ops.values())])
+        devices = dict.fromkeys(
+            [*(r["device"] for r in rows[:1]), *(d for op in ops.values() for d in _devices(op))]
+        )
         said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
         shown_chart = _shown(charts["overview"], f"{OPS.name}/overview.svg")
         parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
@@ -196,18 +202,19 @@ def _written(root: Path) -> list[Path]:
     return [path.relative_to(root) for path in sorted(found)]
 
 
-def _devices(op: dict[str, Any]) -> str:
-    """Those that rows name, where runs of several machines are in one report; else the report's own."""
-    named = [row["device"] for row in op["rows"] if "device" in row]
-    return ", ".join(dict.fromkeys(named or [op["device"]]))
-
-
 def _ran(op: dict[str, Any]) -> str:
     """Hardware, versions, floors of the run, command."""
     versions = ", ".join(f"{name} {version}" for name, version in op["versions"].items())
     floors = ", ".join(_floor(name, value) for name, value in op["floors"].items())
-    said = f"{_devices(op)}, {versions}." + (f" Floors of the run: {floors}." if floors else "")
+    said = f"{', '.join(_devices(op))}, {versions}." + (
+        f" Floors of the run: {floors}." if floors else ""
+    )
     return "\n".join([said, "", "```", *(op.get("commands") or [op["command"]]), "```", ""])
+
+
+def _devices(op: dict[str, Any]) -> list[str]:
+    """Of the last run, and of earlier ones that the file kept: these name their own."""
+    return list(dict.fromkeys([op["device"], *(r["device"] for r in op["rows"] if "device" in r)]))
 
 
 def _tables(op: dict[str, Any]) -> str:

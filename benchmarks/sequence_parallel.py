@@ -25,7 +25,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.bench.models import MODELS, build
 from mmpack.bench.workloads import WORKLOADS, Workload, draw, tiny
-from mmpack.contracts import TOLERANCES
+from mmpack.contracts import TOLERANCES, parameter_gradient_bound
 
 NAME = "sequence_parallel"
 # each about 64k rows
@@ -189,10 +189,13 @@ def rms(x: torch.Tensor) -> float:
 
 def within(found: dict[str, float], one: dict[str, float], dtype: Any, what: str) -> None:
     share = TOLERANCES["parameter_gradient_vs_separate"].value
-    kind = "parameter_gradient_" + ("fp32" if dtype == torch.float32 else "bf16")
-    floors = {"logprob_error_rms": "layouts", "gradient_error": kind}
-    for name, floor in floors.items():
-        bound = max(share * one[name], TOLERANCES[floor].value)
+    nats = max(share * one["logprob_error_rms"], TOLERANCES["layouts"].value)
+    half = dtype != torch.float32
+    bounds = {
+        "logprob_error_rms": nats,
+        "gradient_error": parameter_gradient_bound(one["gradient_error"], half=half),
+    }
+    for name, bound in bounds.items():
         gpu.require(found[name] <= bound, f"{name} of {what}: {found[name]}, beyond {bound}")
 
 

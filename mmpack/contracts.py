@@ -9,6 +9,7 @@ floats, numpy arrays and torch tensors; logprobs are natural logs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ TOLERANCES = {
         "× the error of separate forwards in the same dtype on the same machine",
         1.5,
     ),
+    # 1.5 × √3, rounded up: what is computed once, as a shared picture, averages fewer roundings than what is separate
+    "parameter_gradient_of_a_kind": Tolerance(
+        "parameter gradients of one kind of weight",
+        "× the error of separate forwards, of that kind",
+        3.0,
+    ),
     "parameter_gradient_floor": Tolerance(
         "the same, always allowed", "relative Frobenius norm", 2e-6
     ),
@@ -87,14 +94,27 @@ def gradient_fp32_bound(peak: Any) -> Any:
     return TOLERANCES["gradient_fp32"].value * abs(peak)
 
 
-def parameter_gradient_fp32_bound(separate: float) -> float:
-    """Allowed error of fp32 parameter gradients; `separate` is the error of one forward per sample.
+def parameter_gradient_bound(
+    separate: float, *, half: bool = False, share: str = "parameter_gradient_vs_separate"
+) -> float:
+    """Allowed error of parameter gradients; `separate` is the error of one forward per sample, of the same weights.
 
-    Both errors are relative Frobenius norms of the difference from float64. Two fp32 results are not each other's
-    oracle: how much they differ depends on the CPU.
+    Both errors are relative Frobenius norms of the difference from a wider dtype. Two results of one dtype are not
+    each other's oracle: how much they differ depends on the machine.
+
+    Args:
+        half: gradients are bf16 or fp16, else fp32.
+        share: of all weights together, or "parameter_gradient_of_a_kind".
     """
-    floor, share = (TOLERANCES[f"parameter_gradient_{n}"].value for n in ("floor", "vs_separate"))
-    return min(max(share * separate, floor), TOLERANCES["parameter_gradient_fp32"].value)
+    floor = TOLERANCES["parameter_gradient_" + ("bf16" if half else "floor")].value
+    if not math.isfinite(separate):  # a broken reference allows no more
+        return floor
+    return max(floor, TOLERANCES[share].value * separate)
+
+
+def parameter_gradient_fp32_bound(separate: float) -> float:
+    """The same for operators and adapters in fp32: `parameter_gradient_bound`, and never more than 1e-5."""
+    return min(parameter_gradient_bound(separate), TOLERANCES["parameter_gradient_fp32"].value)
 
 
 def linear_gradient_fp32_bound(sum_abs_terms: Any, max_abs_logit: float) -> Any:

@@ -38,6 +38,25 @@ def test_parameter_gradient_bound(separate, bound):
     assert contracts.parameter_gradient_fp32_bound(separate) == pytest.approx(bound)
 
 
+@pytest.mark.parametrize(
+    ("separate", "half", "share", "bound"),
+    [
+        (0.0, False, "vs_separate", 2e-6),
+        (1.0, False, "vs_separate", 1.5),
+        (1.0, False, "of_a_kind", 3.0),
+        (1e-3, True, "of_a_kind", 5e-3),
+        (1e-2, True, "vs_separate", 1.5e-2),
+        (float("nan"), True, "vs_separate", 5e-3),
+        (float("inf"), False, "of_a_kind", 2e-6),
+    ],
+)
+def test_parameter_gradient_bound_of_all_and_of_a_kind(separate, half, share, bound):
+    found = contracts.parameter_gradient_bound(
+        separate, half=half, share=f"parameter_gradient_{share}"
+    )
+    assert found == pytest.approx(bound)
+
+
 def test_rows_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         contracts.TOLERANCES["loss"].value = 1.0

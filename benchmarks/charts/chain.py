@@ -10,7 +10,7 @@ from charts.pick import Row, fraction
 _LOGPROB = ("logprob", "forward")
 _INVARIANT = ", invariant"
 _BESIDE = "alone"  # the reference beside transformers' own attention
-_COLUMNS = ("section", "stage", "pass", _BESIDE)
+_COLUMNS = ("section", "stage", "pass", "kind", _BESIDE)
 
 
 def chain(report: dict[str, Any]) -> Chart:

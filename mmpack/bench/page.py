@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from mmpack.bench.figures import BARS, figures, name_of
@@ -38,6 +39,11 @@ profile, ran beside other rows on the other cards of one machine. Pictures of 1,
 FlashAttention-4 in the tower, which mmpack refuses on Hopper since:
 [its dq is wrong there](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
 """
+BY_KIND = (
+    "`mmpack bench step` compares the gradients of the first and the last layers all together, and the norm of all "
+    "gradients. It also holds each kind of weight by itself, of mergers and norms too (a kind is one module's weight "
+    "or bias; a tower's q, k and v are three): its error may be 3 × the padded batch's. "
+)
 LIGER = """\
 This transformers, which Liger still supports, encodes pictures within the forward, and in plain packs once per sample
 (*patches* counts each picture once). So compare rows of this table only with each other. `liger` is the padded batch
@@ -115,7 +121,7 @@ def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link:
 
 def all_rows(report: dict[str, Any], chart: str = "") -> str:
     """The page of every row, by device, and where the time of profiled ones goes; `chart`: lines before them."""
-    parts = [PAGE_HEAD, *[chart] * bool(chart), PAGE]
+    parts = [PAGE_HEAD, *[chart] * bool(chart), PAGE, _held_by_kind(report["rows"])]
     for device, versions in report["machines"].items():
         rows = sorted((r for r in report["rows"] if r["device"] == device), key=_order)
         said = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -134,6 +140,17 @@ def all_rows(report: dict[str, Any], chart: str = "") -> str:
             parts.append("Seconds by class of kernel; `idle`: without any.\n")
             parts.append(_table([*_COLUMNS[:3], *names], body))
     return "\n".join(parts)
+
+
+def _held_by_kind(rows: list[dict[str, Any]]) -> str:
+    """How gradients are held, and how many of the rows were held kind by kind."""
+    ran = [row for row in rows if "did_not_run" not in row]
+    by_kind = sum("kinds" in row.get("error", {}) for row in ran)
+    many = f"{by_kind or 'None'} of the {len(ran)} rows with times"
+    rest = "" if by_kind == len(ran) else "; the others were measured before it was checked"
+    if not by_kind:
+        rest = ": they were measured before it was checked"
+    return textwrap.fill(f"{BY_KIND}{many} were held so{rest}.", 120) + "\n"
 
 
 def liger_rows(report: dict[str, Any]) -> str:

@@ -52,6 +52,12 @@ def local(tensor: Any) -> torch.Tensor:
     return part
 
 
+def whole(tensor: Any) -> torch.Tensor:
+    """All ranks' parts of a tensor that may be sharded: every rank calls."""
+    every: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return every
+
+
 def wait_for_all() -> None:
     """Until every rank is here."""
     if _several():

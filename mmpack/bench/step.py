@@ -23,6 +23,7 @@ from mmpack.progress import progress
 
 FULL = "out of memory"
 WRONG = "its results are wrong"
+SHOWN = 6  # errors in a line
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ def _timed(case: Case, peer: Peer, options: Options) -> dict[str, Any]:
         first = timing.seconds_of(lambda: timing.take_step(model, job, peer), job.device)
         compiled = first_use.compiled_so_far() - compiled
         error = agreement.distance(agreement.result(model, job, peer), want)
-        if not error.within(allowed, model.lm_head.weight.dtype):
-            return {"did_not_run": WRONG, **_checked(error, allowed)}
+        if beyond := error.beyond(allowed, model.lm_head.weight.dtype):
+            return {"did_not_run": WRONG, "beyond": beyond, **_checked(error, allowed)}
         steps = timing.timed_steps(model, job, peer, options.repeats)
         row = _figures(model, job, peer, steps, case.rate) | {"first_seconds": first}
         row |= {"compiled_in_first": compiled}
@@ -248,11 +249,14 @@ def _label(row: dict[str, Any]) -> str:
 
 def _said(row: dict[str, Any]) -> str:
     if row.get("did_not_run") == WRONG:
+        shown = row["beyond"][:SHOWN]
         own, padded = (
-            ", ".join(f"{k} {v:.2g}" for k, v in row[of].items() if v is not None)
+            ", ".join(f"{name} {_error_of(name, row[of]):.2g}" for name in shown)
             for of in ("error", "padded_error")
         )
-        return f"{WRONG}: errors {own}; the padded peer's {padded}"
+        more = len(row["beyond"]) - len(shown)
+        rest = f"; {more} more kinds of weight are beyond" if more else ""
+        return f"{WRONG}: errors {own}; the padded peer's {padded}{rest}"
     if "did_not_run" in row:
         return str(row["did_not_run"])
     memory = f", {row['peak_bytes'] / 1e9:.1f} GB" if row["peak_bytes"] else ""
@@ -261,6 +265,12 @@ def _said(row: dict[str, Any]) -> str:
         f"{row['seconds']:.3g} s (first {row['first_seconds']:.3g} s{compiled}), {row['rows']:,} rows, "
         f"{row['patches']:,} patches{memory}, {row['of_ideal']:.0%} of the ideal"
     )
+
+
+def _error_of(name: str, errors: dict[str, Any]) -> float:
+    """Of all gradients, of logprobs, or of a kind of weight."""
+    found: float = (errors | errors["kinds"]).get(name, 0.0)
+    return found
 
 
 def _silent(text: str) -> None:

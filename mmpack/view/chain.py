@@ -44,12 +44,14 @@ def _body(report: ChainReport) -> Markup:
 
 
 def _map(report: ChainReport, direction: str) -> Markup:
-    """Stages by runs."""
-    rows = {(r.axis, r.value, r.stage): r for r in report.rows if r.direction == direction}
+    """Stages, and behind each the kinds of its weights, by runs."""
+    chosen = [r for r in report.rows if r.direction == direction]
+    rows = {(r.axis, r.value, r.kind or r.stage): r for r in chosen}
     runs = list(dict.fromkeys(key[:2] for key in rows))
-    stages = [stage for stage in STAGES if any((*run, stage) in rows for run in runs)]
+    chosen.sort(key=lambda r: list(STAGES).index(r.stage))  # stable
+    names = dict.fromkeys(r.kind or r.stage for r in chosen)
     head = ("stage", *(f"{axis} {value}".strip() for axis, value in runs))
-    body = [(stage, *(_cell(rows.get((*run, stage))) for run in runs)) for stage in stages]
+    body = [(name, *(_cell(rows.get((*run, name))) for run in runs)) for name in names]
     return table(head, body)
 
 

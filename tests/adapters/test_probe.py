@@ -299,9 +299,11 @@ def test_inference_mode_runs(models):
     reason="its own linear attention rounds more in bfloat16",
 )
 def test_layouts_of_linear_attention_are_alike(models):
+    """One noisy pass may miss what a gated norm of a row that nearly cancels makes of rounding."""
     model, samples = models("qwen3_5"), mixed_batch("qwen3_5")
-    packed = mp.probe.record(probe_side(model), samples)
+    contract = mp.probe.Contract(passes=2)
+    packed = mp.probe.record(probe_side(model), samples, passes=contract.passes)
     assert any("linear_attn.out_proj" in name for name in packed.entries)
     for options in ({"layout": "shared"}, {"layout": "alone", "dtype": torch.bfloat16}):
-        report = mp.probe.run(packed, probe_side(model, **options), samples)
+        report = mp.probe.run(packed, probe_side(model, **options), samples, contract=contract)
         assert report.ok and report.only == ([], []), (options, report.text())

@@ -21,11 +21,11 @@ def document():
 
 @pytest.mark.slow
 def test_a_cell_is_the_worst_of_its_axis(document):
-    made = {(row["stage"], row["pass"]): row for row in BENCH.by_stage(document["rows"])}
-    assert len(made) == len({(r["stage"], r["direction"]) for r in document["rows"]})
-    for (stage, way), row in made.items():
-        assert [*row] == ["stage", "pass", "alone", "packed"]
-        own = [r for r in document["rows"] if (r["stage"], r["direction"]) == (stage, way)]
+    made = {(r["stage"], r["pass"], r["kind"] or ""): r for r in BENCH.by_stage(document["rows"])}
+    assert ("tower", "weights", "visual.blocks.*.attn.qkv.weight[q]") in made
+    for key, row in made.items():
+        assert [*row] == ["stage", "pass", "kind", "alone", "packed"]
+        own = [r for r in document["rows"] if (r["stage"], r["direction"], r["kind"]) == key]
         packed = [r for r in own if r["axis"] == "packed"]  # in order, reversed
         assert len(packed) == 2
         if all(r["max_difference"] == 0 for r in packed):
@@ -37,7 +37,7 @@ def test_a_cell_is_the_worst_of_its_axis(document):
             "of bound": max(r["error"] / r["allowed"] for r in packed),
         }
         assert 0 < row["packed"]["of bound"] <= 1
-    assert made["embedding", "forward"]["packed"] == "equal"
+    assert made["embedding", "forward", ""]["packed"] == "equal"
 
 
 @dataclass
@@ -70,12 +70,13 @@ def test_runs_and_their_rows(document, tmp_path):
     (tmp_path / "2-4.json").write_text(
         json.dumps(document)
     )  # an earlier call's, and not this run's
-    rows = BENCH.measured(runs, tmp_path, 2)
+    rows = BENCH.measured(runs, tmp_path, 2, 1)
     counts = [row for row in rows if row["section"] == "runs"]
     assert [row.get("beyond") for row in counts] == [0, 1, None]
-    assert [row.get("device") for row in counts] == ["cpu", "cpu", None]
     total = len(document["rows"])
     assert all(r["equal"] + r["bounded"] + r["beyond"] == r["rows"] == total for r in counts[:2])
+    assert [row.get("device") for row in counts] == ["cpu", "cpu", None]
+    assert all(row["torch"] == document["setting"]["torch"] for row in counts[:2])
     assert counts[2]["did_not_run"] == "no such card" and counts[2]["run"] == "Qwen3-VL, 4 ranks"
 
     report = {
@@ -96,26 +97,83 @@ def test_runs_and_their_rows(document, tmp_path):
 
 
 def test_other_sections_of_the_file_stay(tmp_path):
-    """With the device that they ran on, which need not be that of the new ones."""
+    """A run that names no place gets that of the file's head, which the next one replaces."""
     path = tmp_path / "chain.json"
-    first = [
-        {"section": "runs", "run": "A", "rows": 1},
-        {"section": "runs", "run": "C", "did_not_run": "no such card"},
-        {"section": "A", "stage": "o"},
+    first = [{"section": "runs", "run": "A", "rows": 1}, {"section": "A", "stage": "o"}]
+    head = {"device": "an old card", "versions": {"torch": "2", "transformers": "5"}}
+    path.write_text(json.dumps(head | {"rows": first}))
+    there = head["versions"] | {"device": "a new card"}
+    new = [{"section": "runs", "run": "B", "rows": 2} | there, {"section": "B", "stage": "o"}]
+    old = first[0] | {"device": "an old card", "torch": "2", "transformers": "5"}
+    assert BENCH.merged(path, new) == [old, new[0], first[1], new[1]]
+    path.write_text(json.dumps(head | {"device": "a new card", "rows": [old, first[1]]}))
+    assert BENCH.merged(path, new) == [old, new[0], first[1], new[1]]
+    again = [{"section": "runs", "run": "A", "rows": 3}]
+    assert BENCH.merged(path, again) == again
+    assert BENCH.merged(tmp_path / "none.json", new) == new
+
+
+def counts_of(run, **place):
+    numbers = {"rows": 9, "equal": 4, "bounded": 5, "beyond": 0}
+    return {"section": "runs", "run": run, **numbers, **place}
+
+
+def test_a_page_of_runs_on_two_kinds_of_cards():
+    rows = [
+        counts_of("A", device="an old card", torch="2", transformers="5"),
+        counts_of("B"),
+        counts_of("C", device="an old card", torch="2", transformers="5"),
     ]
-    path.write_text(json.dumps({"device": "H100", "rows": first}))
-    new = [{"section": "runs", "run": "B", "rows": 2, "device": "H200"}]
-    new += [{"section": "B", "stage": "o"}]
-    kept = first[0] | {"device": "H100"}
-    both = BENCH.merged(path, new)
-    assert both == [kept, first[1], new[0], first[2], new[1]]
-    path.write_text(json.dumps({"device": "H200", "rows": both}))
-    assert BENCH.merged(path, new) == [kept, first[1], new[0], first[2], new[1]]
-    again = {"section": "runs", "run": "A", "rows": 3, "device": "H200"}
-    assert BENCH.merged(path, [again]) == [first[1], new[0], again, new[1]]
-    report = {"op": "chain", "device": "H200", "command": "c", "versions": {}, "floors": {}}
-    assert RENDER._ran(report | {"rows": both}).startswith("H100, H200, ")
-    assert RENDER._ran(report | {"rows": first}).startswith("H200, ")
+    versions = {"torch": "3", "transformers": "6"}
+    report = {"op": "chain", "device": "a new card", "versions": versions, "floors": {}}
+    report |= {"command": "x", "rows": rows}
+    said = RENDER._chain(report)
+    old = said.index("On an old card (torch 2, transformers 5)")
+    new = said.index("On a new card (torch 3, transformers 6):")
+    assert old < said.index("| A | 9 |") < said.index("| C | 9 |") < new < said.index("| B | 9 |")
+    assert said.count("performance/chain.md") == 1
+    assert RENDER._ran(report).startswith("a new card, an old card, torch 3")
+
+
+def test_at_most_so_many_runs_at_once(tmp_path):
+    """Two on one GPU, then one on each of two."""
+    for cards, used in ((1, {"0"}), (2, {"0", "1"})):
+        runs = [Waiting(f"{cards}-{i}", tmp_path) for i in range(4)]
+        BENCH.measured(runs, tmp_path, 2, cards)
+        times = [json.loads((tmp_path / f"{run.name}.txt").read_text()) for run in runs]
+        assert {card for _, _, card in times} == used
+        for begun, _, _ in times:
+            assert sum(start <= begun < end for start, end, _ in times) <= 2
+        assert any(a[0] < b[1] and b[0] < a[1] for a in times for b in times if a is not b)
+
+
+@dataclass
+class Waiting:
+    """A run that waits, and writes when it ran and on which GPU."""
+
+    name: str
+    folder: object
+    ranks: int = 1
+
+    def command(self, out):
+        code = (
+            "import json, os, time; begun = time.time(); time.sleep(1); "
+            f"where = {str(self.folder / self.name)!r} + '.txt'; "
+            "at = [begun, time.time(), os.environ['CUDA_VISIBLE_DEVICES']]; "
+            "open(where, 'w').write(json.dumps(at))"
+        )
+        return [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize(
+    "args, said", [(["--at-once", "2"], "there is no GPU"), (["--at-once", "0"], "2")]
+)
+def test_without_a_gpu_nothing_is_written(args, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(BENCH.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["chain.py", *args, "--out", str(tmp_path / "chain.json")])
+    with pytest.raises(SystemExit) as stopped:
+        BENCH.main()
+    assert said in str(stopped.value) and not [*tmp_path.iterdir()]
 
 
 def test_what_is_run():

@@ -100,6 +100,21 @@ def test_pages_without_a_row(tmp_path):
     assert "benchmarks/step.py" in made[Path("docs/performance.md")]
 
 
+def test_only_rows_that_were_held_kind_by_kind_are_said_to_be(rows):
+    def said(chosen):
+        report = {"machines": {"GPU": {"torch": "2"}}, "rows": chosen}
+        return " ".join(page.all_rows(report).split())
+
+    ran = sum("seconds" in one for one in rows)
+    error = {"gradients": 1e-2, "norm": 1e-3, "logprobs": 1e-2}
+    old = [one | {"error": error} for one in rows]
+    assert f"None of the {ran} rows with times were held so: they were measured before" in said(old)
+    new = [one | {"error": error | {"kinds": {"a": 1e-2}}} for one in rows]
+    mixed = new[:2] + old[2:]
+    assert f"2 of the {ran} rows with times were held so; the others" in said(mixed)
+    assert f"{ran} of the {ran} rows with times were held so." in said(new)
+
+
 def test_pages_of_rows(rows, tmp_path):
     report = {"op": "step", "machines": {"GPU": {"torch": "2.11"}}, "rows": rows}
     report["rows"][4]["compiled_in_first"] = 7

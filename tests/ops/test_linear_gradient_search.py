@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from support.linear_oracle import by_torch, draw, ours, sums_of_terms
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_gradient_fp32_bound
@@ -55,15 +56,10 @@ def test_exact_products_leave_the_bound_of_any_gradient(monkeypatch, tries):
 
 @pytest.mark.slow
 def test_a_split_vocabulary_holds_it_too(tmp_path):
-    arguments = 2, str(tmp_path / "rendezvous"), 400
-    torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path, 400)
 
 
-def _rank(rank, ranks, rendezvous, tries):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def _rank(rank, ranks, tries):
     for seed in range(tries):
         problem = draw(seed)
         module.BLOCK_COLUMNS, module.CHUNK_ROWS_CPU = problem.block_columns, problem.chunk_rows
@@ -76,4 +72,3 @@ def _rank(rank, ranks, rendezvous, tries):
         for a, b, terms in zip(got, want, sums, strict=True):
             error = float((a.double() - b).abs().max())
             assert error <= linear_gradient_fp32_bound(float(terms.max()), largest), seed
-    distributed.destroy_process_group()

@@ -2,26 +2,26 @@
 
 Two runs of one dtype are not each other's oracle: a layout is within the contract if its error from the exact values
 is at most 1.5 times the reference's, as for parameter gradients (`mmpack.contracts`), or the floor of its dtype.
+Gradients of weights are held twice: all of a stage together, and each kind of weight by itself, at most 3 times.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmpack.contracts import TOLERANCES
+from mmpack.contracts import TOLERANCES, parameter_gradient_bound
 from mmpack.probe.chain.record import Cells, Key, Record, canonical
-from mmpack.probe.chain.stages import STAGES, TOKENS, stage_of_weight
+from mmpack.probe.chain.stages import STAGES, TOKENS, parts_of_weight, stage_of_weight
 from mmpack.probe.chain.ulps import ulps
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 DIRECTIONS = (FORWARD, BACKWARD, WEIGHTS)
-COLUMNS = ("axis", "value", "stage", "pass", "max diff", "ULPs", "of peak", "unequal", "error", "ref error",
+COLUMNS = ("axis", "value", "stage or kind", "pass", "max diff", "ULPs", "of peak", "unequal", "error", "ref error",
            "allowed", "verdict")  # fmt: skip
 VS_REFERENCE = TOLERANCES["parameter_gradient_vs_separate"].value
 CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries that are compared at once
@@ -31,11 +31,13 @@ CHUNK, GPU_CHUNK = 1 << 20, 1 << 26  # entries that are compared at once
 class Row:
     """One stage of one run; `direction`: "forward", "backward" (gradients to activations), or "weights" (to weights).
 
+    `kind`: of the stage's weights only those of one kind (`parts_of_weight`); "" for all.
+
     `max_difference`, `ulps`: the largest from the reference, as a number and in steps of the dtype, of which there are
     many between two values near 0. `peak_ulps`: the largest difference in units in the last place of the largest value.
     `unequal`: the share of entries that differ.
     `error`, `reference_error`: from the exact values, of the place that is nearest its bound: relative Frobenius norms,
-    of weights over all of the stage's; of `logprob`, `ratio`, `kl` and `loss` the largest absolute one. `allowed`: for
+    of weights over all of the row's; of `logprob`, `ratio`, `kl` and `loss` the largest absolute one. `allowed`: for
     `error`; 0 where bits must be equal. `place`: a module, or a weight. `not_run`: why there are no numbers.
     """
 
@@ -54,6 +56,7 @@ class Row:
     within: bool = True
     place: str = ""
     not_run: str = ""
+    kind: str = ""
 
     @property
     def cells(self) -> tuple[Any, ...]:
@@ -62,7 +65,7 @@ class Row:
         assert self.allowed is not None and self.error is not None
         verdict = "equal" if self.equal else "bounded" if self.within else "BEYOND"
         return (
-            self.axis, self.value, self.stage, self.direction, f"{self.max_difference:.1e}",
+            self.axis, self.value, self.kind or self.stage, self.direction, f"{self.max_difference:.1e}",
             f"{self.ulps:,}", f"{self.peak_ulps:.3g}", f"{self.unequal:.1%}", f"{self.error:.1e}",
             f"{self.reference_error:.1e}", "0" if not self.allowed else f"{self.allowed:.1e}",
             f"{verdict} {'' if self.within else self.place}".strip(),
@@ -131,8 +134,11 @@ class _Found:
 
 def floor(dtype: torch.dtype) -> float:
     """Relative error that is always allowed: what gradients of the dtype may be off."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return TOLERANCES["gradient_bf16" if half else "parameter_gradient_floor"].value
+    return parameter_gradient_bound(0.0, half=_half(dtype))
+
+
+def _half(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 2
 
 
 def compare(
@@ -170,8 +176,15 @@ def compare(
                         one.missing = True
             out.append(_row(axis, value, stage, direction, found, bounds.dtype))
     for stage in STAGES:
-        if found := list(_weights(stage, run, reference, exact, bounds.dtype)):
-            out.append(_row(axis, value, stage, WEIGHTS, found, bounds.dtype))
+        kinds = _weights(stage, run, reference, exact, bounds.dtype)
+        if not kinds:
+            continue
+        every = [replace(one) for found in kinds.values() for one in found]
+        _hold_together(every, bounds.dtype, "parameter_gradient_vs_separate")
+        out.append(_row(axis, value, stage, WEIGHTS, every, bounds.dtype))
+        for kind, found in kinds.items():
+            _hold_together(found, bounds.dtype, "parameter_gradient_of_a_kind")
+            out.append(_row(axis, value, stage, WEIGHTS, found, bounds.dtype, kind))
     return out
 
 
@@ -194,7 +207,13 @@ def _fewer(at: Tensor, than: Tensor) -> bool:
 
 
 def _row(
-    axis: str, value: str, stage: str, direction: str, found: list[_Found], dtype: torch.dtype
+    axis: str,
+    value: str,
+    stage: str,
+    direction: str,
+    found: list[_Found],
+    dtype: torch.dtype,
+    kind: str = "",
 ) -> Row:
     if not found:
         return Row(axis, value, stage, direction, not_run="not run")
@@ -210,12 +229,13 @@ def _row(
         max(f.ulps for f in found),
         max(f.difference / _last_place(f.peak, unit) for f in found),
         unequal / max(1, sum(f.count for f in found)),
-        unequal == 0,
+        unequal == 0 and not any(f.missing for f in found),
         worst.error,
         worst.reference_error,
         worst.allowed,
         worst.share <= 1,
         worst.place,
+        kind=kind,
     )
 
 
@@ -255,7 +275,7 @@ def _place(
     if stage in equal.of(direction):
         return found
     if slope is None:
-        found.allowed = max(VS_REFERENCE * found.reference_error, floor(bounds.dtype))
+        found.allowed = parameter_gradient_bound(found.reference_error, half=_half(bounds.dtype))
         return found
     limit = slope * _logprob_bound(reference, exact, bounds.dtype)
     if key[0] != "logprob":  # what the operator itself may be off comes on top
@@ -338,22 +358,35 @@ def _most(a: float, b: Tensor) -> float:
 
 def _weights(
     stage: str, run: Record, reference: Record, exact: Record, dtype: torch.dtype
-) -> Iterator[_Found]:
-    """Numbers of each weight of the stage; errors are of all of them together, as in the contract."""
-    found = [
-        _measured(gradient, reference.parameters[name].reshape(gradient.shape),
-                  exact.parameters[name].reshape(gradient.shape), name, dtype, False)
-        for name, gradient in run.parameters.items()
-        if stage_of_weight(name) == stage and name in reference.parameters
-    ]  # fmt: skip
+) -> dict[str, list[_Found]]:
+    """Numbers of the stage's weights by kind; nothing where the run has none of them."""
+    names = [n for n in reference.parameters if stage_of_weight(n) == stage]
+    if not any(name in run.parameters for name in names):
+        return {}
+    out: dict[str, list[_Found]] = {}
+    for name in names:
+        shape = reference.parameters[name].shape
+        theirs, true = (
+            parts_of_weight(name, r.parameters[name].reshape(shape)) for r in (reference, exact)
+        )
+        lost = name not in run.parameters
+        mine = theirs if lost else parts_of_weight(name, run.parameters[name].reshape(shape))
+        for kind in theirs:
+            found = _measured(mine[kind], theirs[kind], true[kind], name, dtype, False)
+            out.setdefault(kind, []).append(_lost(name) if lost else found)
+    return out
+
+
+def _hold_together(found: list[_Found], dtype: torch.dtype, share: str) -> None:
+    """Errors become those of all of these weights together, as in the contract; the furthest off is first."""
+    for one in found:
+        one.allowed = parameter_gradient_bound(one.reference_error, half=_half(dtype), share=share)
+    found.sort(key=lambda one: one.share, reverse=True)
     total = {part: sum(getattr(f, part) for f in found) for part in ("apart", "theirs", "size")}
     for one in found:
         for part, value in total.items():
             setattr(one, part, value)
-        one.allowed = max(VS_REFERENCE * one.reference_error, floor(dtype))
-        yield one
-    names = [n for n in reference.parameters if stage_of_weight(n) == stage] if found else []
-    yield from (_lost(name) for name in names if name not in run.parameters)
+        one.allowed = parameter_gradient_bound(one.reference_error, half=_half(dtype), share=share)
 
 
 def _largest(x: Tensor) -> float:

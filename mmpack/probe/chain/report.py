@@ -51,7 +51,7 @@ class ChainReport:
         for axis, value in dict.fromkeys((r.axis, r.value) for r in self.beyond):
             row = self.first(axis, value)
             assert row is not None
-            yield f"{axis} {value}: first beyond at {row.stage}, {row.direction} ({row.place})"
+            yield f"{axis} {value}: first beyond at {row.kind or row.stage}, {row.direction} ({row.place})"
         idle: dict[str, list[str]] = {}
         for row in self.rows:
             if row.not_run:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -47,6 +49,7 @@ _WEIGHTS = {  # beginnings of names of the model's weights, the longest first
     "model.language_model.embed_tokens": "embedding",
     "lm_head": "head",
 }
+_LINEAR_ATTENTION = r"language_model\.layers\.\d+\.linear_attn\.(conv1d\.weight|A_log|dt_bias)"
 _MODULES = {  # names below the head, without wrappers
     r"visual\.blocks\.\d+": "tower",
     r"visual\.(merger|deepstack_merger_list\.\d+)": "projector",
@@ -61,6 +64,8 @@ _MODULES = {  # names below the head, without wrappers
     r"language_model\.layers\.\d+\.linear_attn\.out_proj": "o",
     r"language_model\.layers\.\d+\.mlp\.(gate|up|down)_proj": "mlp",
 }
+_STACKS = "layers|blocks|deepstack_merger_list"  # modules that are numbered and alike
+_FUSED = {r"visual\.blocks\.\*\.attn\.qkv\.(weight|bias)": ("q", "k", "v")}  # kinds of equal parts
 TOWER = ("tower", "projector")
 TOKENS = ("logprob", "ratio", "kl", "loss")  # one number per loss token, or of the step
 
@@ -87,4 +92,29 @@ def stage_of_weight(name: str) -> str | None:
     for start, stage in _WEIGHTS.items():
         if name.startswith(start):
             return stage
-    return stage_of(name.removeprefix("model.").rpartition(".")[0])
+    name = name.removeprefix("model.")
+    if re.fullmatch(_LINEAR_ATTENTION, name):
+        return "attention"
+    return stage_of(name.rpartition(".")[0])
+
+
+def parts_of_weight(name: str, gradient: Tensor) -> dict[str, Tensor]:
+    """A weight's gradient by kind: one module's weight or bias over all layers; of a tower's fused qkv three kinds.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.probe.chain.stages import parts_of_weight
+        >>> list(parts_of_weight("model.language_model.layers.7.mlp.up_proj.weight", torch.ones(4, 2)))
+        ['layers.*.mlp.up_proj.weight']
+        >>> parts = parts_of_weight("model.visual.blocks.0.attn.qkv.bias", torch.arange(6))
+        >>> parts["visual.blocks.*.attn.qkv.bias[k]"]
+        tensor([2, 3])
+    """
+    kind = name.removeprefix("model.").removeprefix("language_model.")
+    kind = re.sub(rf"\b({_STACKS})\.\d+\.", r"\1.*.", kind)
+    names = next((parts for form, parts in _FUSED.items() if re.fullmatch(form, kind)), ())
+    if not names:
+        return {kind: gradient}
+    return {
+        f"{kind}[{part}]": own for part, own in zip(names, gradient.chunk(len(names)), strict=True)
+    }

@@ -1,5 +1,6 @@
 """The chain on tiny models: every axis within the contract, planted faults at their stage, and its oracle."""
 
+import dataclasses
 import importlib
 import json
 
@@ -17,7 +18,8 @@ from mmpack.bench.chain.prepare import prepare
 from mmpack.bench.chain.samples import draw
 from mmpack.errors import ArgumentError
 from mmpack.probe.chain.compare import Equal
-from mmpack.probe.chain.stages import STAGES, TOWER
+from mmpack.probe.chain.report import ChainReport
+from mmpack.probe.chain.stages import STAGES, TOWER, parts_of_weight
 
 MODELS = ["qwen2.5-vl", "qwen3-vl"]
 CPU = torch.device("cpu")
@@ -41,7 +43,7 @@ def rows_of(made, axis, value, record=None, equal=None):
     if record is None:
         record = axes_here(made.model)[axis][value](made.model, made.problem)
     rows = made.rows(axis, value, record, equal or Equal())
-    return {(row.stage, row.direction): row for row in rows}
+    return {(row.stage, row.kind or row.direction): row for row in rows}
 
 
 def every_row(made):
@@ -72,6 +74,13 @@ def test_every_axis_is_within_the_contract(made):
         else:
             expected = set()
         assert idle == expected, (axis, value)
+        if axis == "prefix_cache":
+            continue
+        kinds = {row.kind for row in rows.values()} - {""}
+        wanted = {k for n, g in made.reference.parameters.items() for k in parts_of_weight(n, g)}
+        if value == "store":
+            wanted = {kind for kind in wanted if not kind.startswith("visual.")}
+        assert kinds == wanted and len(kinds) >= 14, (axis, value)
 
 
 def test_what_is_equal_in_every_layout(made):
@@ -112,7 +121,7 @@ def test_the_processors_cache_is_on_and_off():
 def test_bfloat16_is_measured_against_float64():
     report = chain(Options(dtype="bfloat16", axes=["packed", "shared"]))
     assert report.ok, list(report.lines())
-    rows = {(r.value, r.stage, r.direction): r for r in report.rows}
+    rows = {(r.value, r.stage, r.direction): r for r in report.rows if not r.kind}
     row = rows["in order", "mlp", "forward"]
     assert 1e-4 < row.reference_error < row.allowed < 2e-2
     assert rows["in order", "embedding", "forward"].equal
@@ -250,6 +259,56 @@ def test_a_difference_of_the_backward_only(made):
     assert "attention" in beyond and not beyond & {"head", "logprob", "ratio", "kl", "loss"}
 
 
+QKV = "model.visual.blocks.1.attn.qkv"
+DQ = "visual.blocks.*.attn.qkv.weight[q]"
+
+
+@pytest.fixture(scope="module")
+def packed():
+    """Gradients of a healthy run; a test takes a copy of those that it changes."""
+    made = the(MODELS[0])
+    return made, axes_here(made.model)["packed"]["in order"](made.model, made.problem)
+
+
+def with_wrong_dq(record, factor):
+    """The record with the first third of one layer's fused gradient scaled."""
+    whole = record.parameters[f"{QKV}.weight"].clone()
+    whole[: len(whole) // 3] *= factor
+    return dataclasses.replace(record, parameters=record.parameters | {f"{QKV}.weight": whole})
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.0, float("nan"), float("inf")])
+def test_a_wrong_dq_of_the_tower_is_named(packed, factor):
+    made, record = packed
+    rows = rows_of(made, "packed", "in order", with_wrong_dq(record, factor))
+    assert {key for key, row in rows.items() if not row.within} == {
+        ("tower", "weights"),
+        ("tower", DQ),
+    }
+    for key in (("tower", "weights"), ("tower", DQ)):
+        assert rows[key].place == f"{QKV}.weight"
+    assert rows["tower", DQ].cells[2] == DQ and "BEYOND" in rows["tower", DQ].cells[-1]
+
+
+def test_a_fault_that_the_norm_of_all_hides(packed):
+    """A third of the tower's bound of all its weights is many times the bound of one kind."""
+    made, record = packed
+    rows = rows_of(made, "packed", "in order", record)
+    name = f"{QKV}.bias"
+    true = {n: g for n, g in made.exact.parameters.items() if n.startswith("model.visual.blocks")}
+    size = sum(float(g.norm()) ** 2 for g in true.values()) ** 0.5
+    of_kind = float(true[name].chunk(3)[0].norm())
+    whole = record.parameters[name].clone()
+    whole[: len(whole) // 3] *= 1 + 0.3 * rows["tower", "weights"].allowed * size / of_kind
+    wrong = dataclasses.replace(record, parameters=record.parameters | {name: whole})
+    rows = rows_of(made, "packed", "in order", wrong)
+    beyond = [key for key, row in rows.items() if not row.within]
+    assert beyond == [("tower", "visual.blocks.*.attn.qkv.bias[q]")]
+    report = ChainReport({}, list(rows.values()))
+    assert not report.ok
+    assert f"first beyond at {beyond[0][1]}, weights ({name})" in list(report.lines())[1]
+
+
 def test_what_must_be_equal_and_is_not(made):
     """A bound of 0: one step of one value is beyond it."""
     record = reference(made.model, made.problem)
@@ -311,8 +370,12 @@ def without(kind, record):
 def test_what_a_run_lacks_is_beyond(made, kind):
     record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
     stage, direction = without(kind, record)
-    row = rows_of(made, "packed", "in order", record)[stage, direction]
+    rows = rows_of(made, "packed", "in order", record)
+    row = rows[stage, direction]
     assert not row.within and "layers.1.mlp.down_proj" in row.place and "BEYOND" in row.cells[-1]
+    if direction == "weights":
+        beyond = {kind for (_, kind), row in rows.items() if not row.within}
+        assert beyond == {"weights", "layers.*.mlp.down_proj.weight"}
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -334,6 +397,8 @@ def test_the_command(tmp_path):
     assert "OK: " in done.stdout and "qkv" in done.stdout
     page = html.read_text()
     assert "packed reversed" in page and "<script" not in page
+    for shown in (page, done.stdout):
+        assert DQ in shown
 
 
 @pytest.mark.parametrize(
@@ -356,8 +421,7 @@ def test_what_the_command_refuses(args, said):
 def test_exit_1_beyond_the_contract(monkeypatch):
     from mmpack.probe.chain import compare as compared
 
-    monkeypatch.setattr(compared, "VS_REFERENCE", 0.0)
-    monkeypatch.setattr(compared, "floor", lambda dtype: 1e-12)
+    monkeypatch.setattr(compared, "parameter_gradient_bound", lambda *_, **__: 1e-12)
     done = call_mmpack("probe", "chain", "--axis", "packed", "--json")
     document = json.loads(done.stdout)
     assert done.returncode == 1 and not document["ok"]

@@ -19,6 +19,9 @@ def test_layouts_are_within_the_contract():
     stages = {(r.axis, r.stage) for r in report.rows if not r.not_run}
     for axis in ("padding", "packed", "shared"):
         assert {(axis, s) for s in ("qkv", "rotary", "attention", "o", "logprob")} <= stages
+    kinds = {(r.stage, r.kind) for r in report.rows if r.axis == "shared"}
+    for name in ("A_log", "dt_bias", "conv1d.weight"):
+        assert ("attention", f"layers.*.linear_attn.{name}") in kinds
     assert "whose state is not KV per token" in report.left_out["prefix_cache"]
 
 
