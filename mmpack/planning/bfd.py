@@ -184,7 +184,8 @@ def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> li
     most = (sizes / scale).argmax(axis=1).tolist()
     shares, needs = scale.tolist(), sizes.tolist()
     least = np.minimum.accumulate(sizes[order][::-1], axis=0)[::-1]  # of each item and those after
-    free: np.ndarray = np.zeros((len(capacities), 64), dtype=np.int64)
+    narrow = capacities.max(initial=0) <= np.iinfo(np.int32).max  # half the bytes to search
+    free: np.ndarray = np.zeros((len(capacities), 64), np.int32 if narrow else np.int64)
     # of the bins in the search, rising
     free_share: np.ndarray = np.zeros(64)
     index: np.ndarray = np.zeros(64, dtype=np.int64)
