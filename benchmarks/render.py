@@ -30,16 +30,20 @@ CONSISTENCY = Path("docs/consistency.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
+NO_AXES = ("section", "stage", "pass", "kind")  # other columns of the chain are axes
+SPLIT = ("tensor_parallel", "sequence_parallel")  # axes with a column of each number of ranks
 CHAIN_BEGIN, CHAIN_END = "<!-- chain: benchmarks/render.py -->\n", "<!-- /chain -->\n"
 
 HEAD = """# Performance
 """
 SOURCE = "Made by `benchmarks/render.py` from `benchmarks/results/`"
-OVERVIEW_HEAD = """## One case of each page
+OVERVIEW_HEAD = """## Some cases of these pages
 """
 OPS_HEAD = """## Single ops
 
-Each benchmark first checks its op against the [numerical contract](../mmpack/contracts.py), and stops if it fails.
+Each benchmark of a GPU op first compares the op's values with a reference, and stops if they differ too much: ops that
+move rows must match bit for bit, most others within the [numerical contract](../mmpack/contracts.py). `chain` counts
+what is beyond its bounds. Benchmarks of the host check some of their results.
 """
 OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
@@ -53,6 +57,9 @@ OF_GPU = """
 Times are medians on the device that is named; compare ratios within one table, since a card's rate moves from day to
 day. `copy` is the bandwidth of a large copy on the device, bytes read and written. Kernels for ROCm (gfx942) are
 compiled in CI, and not run.
+"""
+OF_RUNS = """
+Seconds are those of one run, the start of its processes included.
 """
 OF_HOST = """
 Times are of the machine that is named: compare ratios.
@@ -120,21 +127,38 @@ def _between(text: str, begin: str, new: str, end: str) -> str:
 
 
 def _chain(op: dict[str, Any]) -> str:
-    """Counts of each run, by where they ran."""
+    """Counts of each run and its axes, by where it ran."""
     places: dict[str, list[dict[str, Any]]] = {}
     for row in op["rows"]:
         if row["section"] == "runs" and "did_not_run" not in row:
             of = op["versions"] | row
             versions = ", ".join(f"{name} {of[name]}" for name in ("torch", "transformers"))
             where = f"{row.get('device', op['device'])} ({versions})"
-            places.setdefault(where, []).append(row)
-    head = ["| run | rows | equal | bounded | beyond |", "| --- | ---: | ---: | ---: | ---: |"]
+            places.setdefault(where, []).append(row | {"axes": _axes(op, row["run"])})
+    head = [
+        "| run | axes | rows | equal | bounded | beyond |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    line = "| {run} | {axes} | {rows} | {equal} | {bounded} | {beyond} |"
     lines = []
     for where, runs in places.items():
-        counts = ("| {run} | {rows} | {equal} | {bounded} | {beyond} |".format(**r) for r in runs)
         every = "" if lines else ", with [all differences by stage and axis](performance/chain.md)"
-        lines += ["", f"On {where}{every}:", "", *head, *counts]
+        lines += ["", f"On {where}{every}:", "", *head, *(line.format(**run) for run in runs)]
     return "\n".join([*lines, "", ""])
+
+
+def _axes(op: dict[str, Any], run: str) -> str:
+    """What a run compared: its columns, those of several numbers of ranks as one."""
+    of_run = (row for row in op["rows"] if row["section"] == run)
+    columns = dict.fromkeys(name for row in of_run for name in row if name not in NO_AXES)
+    ranks: dict[str, list[str]] = {}
+    for column in columns:
+        name, _, number = column.rpartition(" ")
+        if name in SPLIT:
+            ranks.setdefault(name, []).append(number)
+        else:
+            ranks.setdefault(column, [])
+    return ", ".join(f"`{name}`" + f" {', '.join(n)}" * bool(n) for name, n in ranks.items())
 
 
 def _first_page(
@@ -169,6 +193,8 @@ def _step_page(steps: dict[str, Any], results: Path, chart: draw.Chart | None, r
 def _op_page(name: str, op: dict[str, Any], chart: draw.Chart) -> str:
     head = f"# Performance: {op['op']}\n"
     note = OF_GPU if "GPU" in op["device"] or "NVIDIA" in op["device"] else OF_HOST
+    if not op["floors"] and note == OF_GPU:
+        note = OF_RUNS
     source = f"{SOURCE}; the whole step is in [performance](../performance.md).{note}"
     return "\n".join([head, _shown(chart, f"{name}.svg"), _ran(op), source, _tables(op)])
 

@@ -15,6 +15,7 @@ import platform
 import shlex
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,7 +199,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
     line("`mp.plan`, in each process", f"plan, {8192 // EACH} ranks", "a sample")
     line("of it, bins", "bins", "a sample")
-    line("of it, balance", "balance, free counts", "a bin, were each sample one")
+    line("of it, balance", "balance, free counts", "a bin, if each sample is one")
     line("`mp.pack`, without pixels", "pack", "a sample", RANKS)
     for suffix, name in (("jsonl", "JSON Lines"), ("parquet", "Parquet")):
         line(f"{name}, written", f"write {suffix}", "a sample", RANKS)
@@ -234,14 +235,15 @@ def pools_of(found: dict[str, dict[str, Any]]) -> list[str]:
     whole = found["balance, free counts"]["largest_over_mean"]
     parted = found[f"balance, a pool of {POOL} ranks"]["largest_over_mean"]
     pool = POOL * EACH
-    return [
-        f"- A rank's {EACH} samples of a 7B model take {computed:.3g} s on an H200 ([step](performance/step.md)).",
-        f"  A plan of all ranks takes longer from {computed:.3g} s / {us:.3g} µs = {most:,} samples on,",
-        f"  which is {most // EACH:,} ranks.",
-        f"- {RANKS // POOL} pools of {POOL} ranks that plan their own {pool:,} samples:",
-        f"  {us:.3g} µs × {pool:,} = {seconds(us * pool / 1e6)}. The slowest rank of all has {parted:.6g} times",
-        f"  the mean cost then, and {whole:.6g} times where all are balanced together.",
-    ]
+    items = (
+        f"- A rank's {EACH} samples of a 7B model take {computed:.3g} s on an H200 ([step](performance/step.md)). "
+        f"Planning the samples of all ranks takes longer than that from {computed:.3g} s / {us:.3g} µs = {most:,} "
+        f"samples on, which is {most // EACH:,} ranks.",
+        f"- If {RANKS // POOL} pools of {POOL} ranks each plan their own {pool:,} samples, a plan takes "
+        f"{us:.3g} µs × {pool:,} = {seconds(us * pool / 1e6)}. The slowest of all ranks then has {parted:.6g} times "
+        f"the mean cost, against {whole:.6g} times if all are balanced together.",
+    )
+    return [line for item in items for line in textwrap.wrap(item, 120, subsequent_indent="  ")]
 
 
 def seconds(value: float) -> str:

@@ -11,6 +11,7 @@ _LOGPROB = ("logprob", "forward")
 _INVARIANT = ", invariant"
 _BESIDE = "alone"  # the reference beside transformers' own attention
 _COLUMNS = ("section", "stage", "pass", "kind", _BESIDE)
+_RANKS = ("tensor_parallel", "sequence_parallel", "fsdp", "tp ")  # beginnings of their axes
 
 
 def chain(report: dict[str, Any]) -> Chart:
@@ -24,17 +25,23 @@ def chain(report: dict[str, Any]) -> Chart:
             bars.append(_bar("transformers' own attention", [row[_BESIDE]], "floor"))
         cells = [cell for axis, cell in row.items() if axis not in _COLUMNS and cell]
         bars.append(_bar("batch-invariant", cells, "own") if own else _bar("plain", cells, "peer"))
+    compared = {
+        "ranks" if axis.startswith(_RANKS) else "layouts"
+        for row in rows
+        for axis, cell in row.items()
+        if axis not in _COLUMNS and cell
+    }
     return Chart(
-        "How far do logprobs move between layouts and ranks?",
+        f"How far do logprobs move between {' and '.join(sorted(compared))}?",
         [
             Panel(
                 "largest difference from each sample alone, nats; shorter is nearer",
                 [Group(name, bars) for name, bars in groups.items()],
             )
         ],
-        "Two decoder layers and two tower blocks at the widths of 7B and 8B models, random weights, bf16. Behind a "
-        "difference stands the share of the contract's bound that the error from float32 takes. Within "
-        "`mmpack.invariant` ranks are compared with one rank that sums by the same tree.",
+        "Two decoder layers and two tower blocks at the widths of 7B and 8B models, random weights, bf16. Behind "
+        "each difference is the error from float32, as a share of the contract's bound. Within `mmpack.invariant`, "
+        "ranks are compared with one rank that sums with the same tree.",
     )
 
 

@@ -25,8 +25,8 @@ def overview(headlines: list[Headline]) -> Chart:
                 mark=(1, "the floor"),
             ),
         ],
-        "The chart shows one case from each page, usually the first of its table; the page has all of them. Where "
-        "another library is faster, the case is marked as missed.",
+        "The chart shows one to four cases from most pages; each page has all of its cases. Where the other measured "
+        "code is faster, the case is marked as missed.",
     )
 
 

@@ -6,10 +6,17 @@ from typing import Any
 
 from mmpack.bench.workloads import WORKLOADS
 
+# Padded batches, and what is special in each.
+PADDED = {
+    "padded": "as TRL calls the model",
+    "padded-tower": "with mmpack's attention in the tower",
+    "padded-tower-no-mask": "with mmpack's attention in the tower and no mask",
+    "liger": "with mmpack's attention in the tower and Liger's loss",
+}
 # Label and peers of each bar: the fastest of them is shown.
 BARS = {
     "padded, as TRL": ("padded",),
-    "padded, best": ("padded", "padded-tower", "padded-tower-no-mask", "liger"),
+    "padded, best": tuple(PADDED),
     "padding removed, as verl": ("removed-padding",),
     "mmpack, plain packs": ("plain",),
     "mmpack, shared prefixes": ("shared",),

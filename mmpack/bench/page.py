@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from mmpack.bench.figures import BARS, figures, name_of
+from mmpack.bench.figures import BARS, PADDED, figures, name_of
 from mmpack.bench.figures import seconds as in_seconds
 from mmpack.bench.targets import HEADLINE, targets
 from mmpack.bench.workloads import WORKLOADS
@@ -13,9 +13,8 @@ from mmpack.bench.workloads import WORKLOADS
 SECTION = """## A whole training step
 
 Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
-prompts with 8 responses to each (4 where responses are long). *Padded, best* is the fastest padded batch, with mmpack's
-attention in its tower where that is faster; *padding removed* has mmpack's attention in text and tower.
-[All rows](performance/step.md): memory, first steps, every peer, and how it is measured.
+prompts with 8 responses to each (4 where responses are long).{padded} *Padding removed* has mmpack's attention in text
+and tower. [All rows](performance/step.md): memory, first steps, every peer that was measured, and how.
 """
 RUN = """```sh
 python benchmarks/step.py  # all that the report lacks, row by row; stop and start it as you like
@@ -26,18 +25,17 @@ torchrun --nproc-per-node 2 -m mmpack bench step --fsdp --model qwen2.5-vl-3b --
 PAGE_HEAD = "# Performance: the whole step\n"
 PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
 
-Every row is first held to float32, one sample at a time: on three samples, the error of its logprobs and gradients may
-be 1.5 × that of the padded bf16 batch. Seconds are the median of at least two steps after the first; *first* is the
-first step of its peer in a process, and *compiles* marks those that compiled kernels which the caches on disk lacked.
-*Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention (forward, recomputation,
-backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without need: padding,
-or a prompt once more. Recomputation counts in full, though torch skips each layer's last product. A run that needs too
-much memory is a row too.
+Each peer is checked on three samples before it is timed. {held}
 
-Rows were measured on several days and cards. Those of Qwen3-VL-8B padded and with four pictures, and those with a
-profile, ran beside other rows on the other cards of one machine. Pictures of 1,024 patches and more ran on
-FlashAttention-4 in the tower, which mmpack refuses on Hopper since:
-[its dq is wrong there](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
+Seconds are the median of at least two steps after the first. *First* is the first step of its peer in a process.
+{compiles} *Ideal* is the time that the FLOPs of linear layers, head, tower and visible attention (forward,
+recomputation, backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without
+need: padding, or a prompt once more. Recomputation counts in full, though torch skips each layer's last product.
+
+Rows were measured on several days and cards. Some ran beside other rows on the other cards of one machine: those of
+Qwen3-VL-8B that are padded or have four pictures, and those with a profile. Pictures of 1,024 patches and more ran on
+FlashAttention-4 in the tower. mmpack now refuses it for these heads on Hopper, where its dq is
+[wrong](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
 """
 BY_KIND = (
     "`mmpack bench step` compares the gradients of the first and the last layers all together, and the norm of all "
@@ -47,7 +45,8 @@ BY_KIND = (
 LIGER = """\
 This transformers, which Liger still supports, encodes pictures within the forward, and in plain packs once per sample
 (*patches* counts each picture once). So compare rows of this table only with each other. `liger` is the padded batch
-with Liger's layers and its GRPO loss; *liger* behind a peer: with its layers.
+with Liger's layers and its GRPO loss, which gives no logprobs: only its gradients are checked. *Liger* behind a peer:
+with its layers.
 """
 _COLUMNS = (
     *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),
@@ -78,15 +77,17 @@ def section(
     rows: list[dict[str, Any]], image: str, ran: str, every_row: list[dict[str, Any]]
 ) -> str:
     """Of `whole_runs`: the chart at `image`, what it `ran` on, one table; and what every row is to reach."""
-    parts = [SECTION]
+    parts = [_wrapped(SECTION.format(padded=_padded(rows)))]
     if rows:
         parts += [f"![{title_of(rows)}]({image})\n", ran, RUN, _table(*_summary(rows))]
         every = targets(every_row)
         missed = [f"- {target}" for target in every if not target.met]
         met = len(every) - len(missed)
         parts.append(
-            f"The step meets {met} of its {len(every)} targets, which `mmpack bench step` prints. "
-            "Ratios are of seconds; an ideal is the time that\nthe FLOPs alone take.\n"
+            _wrapped(
+                f"The step meets {met} of its {len(every)} targets, which `mmpack bench step` prints. "
+                "Ratios are of seconds; an ideal is the time that the FLOPs alone take.\n"
+            )
         )
         parts += ["\n".join(missed) + "\n"] * bool(missed)
     else:
@@ -109,19 +110,17 @@ def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link:
             if any(bars[at] is not None for bars in found.values())
         ]
         parts.append(_table([*head, *map(name_of, found)], body))
-    said = f"Forward and backward, {rows[0]['device']}; *padded, best* is the fastest padded batch."
-    return "\n".join(
-        [
-            *parts,
-            said,
-            f"[How it is measured]({link}), with memory and each op by itself; the chart [as PNG]({png}).\n",
-        ]
+    said = (
+        f"Forward and backward, {rows[0]['device']}.{_padded(rows)} [How it is measured]({link}), with memory and each "
+        f"op by itself; the chart [as PNG]({png}).\n"
     )
+    return "\n".join([*parts, _wrapped(said)])
 
 
 def all_rows(report: dict[str, Any], chart: str = "") -> str:
     """The page of every row, by device, and where the time of profiled ones goes; `chart`: lines before them."""
-    parts = [PAGE_HEAD, *[chart] * bool(chart), PAGE, _held_by_kind(report["rows"])]
+    text = PAGE.format(held=_held(report["rows"]), compiles=_compiles(report["rows"]))
+    parts = [PAGE_HEAD, *[chart] * bool(chart), _wrapped(text), _held_by_kind(report["rows"])]
     for device, versions in report["machines"].items():
         rows = sorted((r for r in report["rows"] if r["device"] == device), key=_order)
         said = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -150,7 +149,7 @@ def _held_by_kind(rows: list[dict[str, Any]]) -> str:
     rest = "" if by_kind == len(ran) else "; the others were measured before it was checked"
     if not by_kind:
         rest = ": they were measured before it was checked"
-    return textwrap.fill(f"{BY_KIND}{many} were held so{rest}.", 120) + "\n"
+    return _filled(f"{BY_KIND}{many} were held so{rest}.") + "\n"
 
 
 def liger_rows(report: dict[str, Any]) -> str:
@@ -166,6 +165,48 @@ def liger_rows(report: dict[str, Any]) -> str:
             _table([*_COLUMNS], [_cells(row) for row in rows]),
         ]
     return "\n".join(parts)
+
+
+def _padded(rows: list[dict[str, Any]]) -> str:
+    """What `padded, best` is the best of."""
+    timed = {row["peer"] for row in rows if "seconds" in row}
+    ways = [f"{about} (`{peer}`)" for peer, about in PADDED.items() if peer in timed]
+    if not ways:
+        return ""
+    if len(ways) == 1:
+        return f" *Padded, best* is padded, {ways[0]}; no other padded batch was measured."
+    return f" *Padded, best* is the fastest of these padded batches: {', '.join(ways)}."
+
+
+def _held(rows: list[dict[str, Any]]) -> str:
+    """What the rows were checked against: the newer ones with `error`, those before with `separate`."""
+    older = sum("separate" in row for row in rows)
+    text = (
+        "The error of its logprobs and gradients against float32, one sample at a time, may be 1.5 × that of the "
+        "padded bf16 batch."
+    )
+    if older:
+        text += (
+            f" {older} of the {len(rows)} rows here were checked in an earlier way: their difference from the padded "
+            "bf16 batch was held to 1.5 × that of single samples in bf16."
+        )
+    return text
+
+
+def _compiles(rows: list[dict[str, Any]]) -> str:
+    unknown = sum("seconds" in row and "compiled_in_first" not in row for row in rows)
+    but = f" (not recorded for {unknown} of the {len(rows)} rows)" if unknown else ""
+    return f"*Compiles* marks one that compiled kernels which the caches on disk lacked{but}."
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs of at most 120 columns; headings stay."""
+    parts = text.rstrip("\n").split("\n\n")
+    return "\n\n".join(map(_filled, parts)) + "\n"
+
+
+def _filled(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def _summary(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

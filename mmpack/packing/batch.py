@@ -234,7 +234,7 @@ class PackedBatch(Batch):
     """One row of T tokens. `visible_until` (and `visible_from`) is the attention rule; other fields: see the bases."""
 
     input_ids: torch.Tensor  # [T] int64
-    position_ids: torch.Tensor  # [1 + rows, T] int64
+    position_ids: torch.Tensor  # [4, T] int64; [1, T] for families with one row of positions
     visible_until: torch.Tensor  # [T] int32
     segment_offsets: torch.Tensor  # [G+1] int32
     segment_parent: torch.Tensor  # [G] int32, -1 for a root

@@ -32,7 +32,7 @@ class PaddedBatch(Batch):
     side: str
     input_ids: torch.Tensor  # [B, S] int64
     attention_mask: torch.Tensor  # [B, S] int64, 1 where a token is
-    position_ids: torch.Tensor  # [1 + rows, B, S] int64
+    position_ids: torch.Tensor  # [4, B, S] int64; [1, B, S] for families with one row of positions
     loss_mask: torch.Tensor  # [B, S] bool, at the loss tokens themselves
     visible_until: torch.Tensor  # [B, S] int32: q of a sample sees k if k <= q < visible_until[k]
 

@@ -176,6 +176,21 @@ def test_without_a_gpu_nothing_is_written(args, said, monkeypatch, tmp_path):
     assert said in str(stopped.value) and not [*tmp_path.iterdir()]
 
 
+def test_a_run_says_its_axes():
+    """The table names what was compared, and the chart's title no more than that."""
+    rows = [
+        {"section": "runs", "run": "A", "rows": 2, "equal": 1, "bounded": 1, "beyond": 0},
+        {"section": "A", "stage": "logprob", "pass": "forward", "alone": "equal",
+         "tensor_parallel 1": "equal", "tensor_parallel 2": "equal", "fsdp": None},
+    ]  # fmt: skip
+    report = {"op": "chain", "device": "a GPU", "versions": {"torch": "2", "transformers": "5"}}
+    table = RENDER._chain(report | {"rows": rows})
+    assert "| A | `alone`, `tensor_parallel` 1, 2, `fsdp` | 2 | 1 | 1 | 0 |" in table
+    assert charts.CHARTS["chain"]({"rows": rows}).title.endswith("between ranks?")
+    rows[1]["packed"] = "equal"
+    assert charts.CHARTS["chain"]({"rows": rows}).title.endswith("between layouts and ranks?")
+
+
 def test_what_is_run():
     command = BENCH.Run("qwen3-vl", True, 4).command("x.json")
     assert command[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]

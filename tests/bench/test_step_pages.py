@@ -81,6 +81,27 @@ def test_a_bar_without_a_row_has_no_column(rows):
     assert named in page.section(rows, "a.svg", "", rows)
 
 
+def test_padded_batches_are_named_as_they_were_measured(rows):
+    several = page.section(rows, "a.svg", "", rows)
+    assert "TRL calls the model (`padded`)," in several and "(`padded-tower`)." in several
+    one = [r for r in rows if r["peer"] != "padded"]
+    for text in (page.section(one, "a.svg", "", one), page.headline(one, "a", "b", 1, "c")):
+        assert "no other padded batch was measured" in text.replace("\n", " ")
+        assert "`padded-tower`" in text and "`padded`" not in text
+
+
+def test_the_check_and_the_marks_are_those_of_the_rows(rows):
+    def text_of(rows):
+        report = {"machines": {"GPU": {"torch": "2.11"}}, "rows": rows}
+        return page.all_rows(report).replace("\n", " ")
+
+    new = [r | {"compiled_in_first": 0} for r in rows]
+    assert "earlier way" not in text_of(new) and "not recorded" not in text_of(new)
+    old = [new[0] | {"separate": {}}, rows[1], *new[2:]]
+    assert f"1 of the {len(rows)} rows here were checked in an earlier way" in text_of(old)
+    assert f"(not recorded for 1 of the {len(rows)} rows)" in text_of(old)
+
+
 def test_what_several_gpus_miss_is_named(rows):
     pair = [one | {"ranks": 2} for one in rows if one["peer"] in ("plain", "shared")]
     pair = [one | {"seconds": one["ideal_seconds"] * 2} for one in pair if one["workload"] == "geo"]

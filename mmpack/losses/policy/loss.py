@@ -37,7 +37,7 @@ CLIPS: dict[str, tuple[float, float]] = {
     "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
     "dr_grpo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, arXiv 2510.13786.
+    # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
     "cispo": (1.0, 4.0),
     "ppo": (0.2, 0.2),
 }
@@ -116,8 +116,8 @@ def policy_loss(
     Gradients reach the logprobs, and the entropy where entropy_coef is not 0; all else is a constant. A second
     derivative, forward mode and torch.func raise.
 
-    Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient. N = 0 gives a zero that is attached
-    to the graph.
+    Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient, except in cispo. N = 0 gives a
+    zero that is attached to the graph.
 
     Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
     ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
