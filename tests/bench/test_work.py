@@ -65,9 +65,8 @@ def test_kept_layers_run_once():
 
 
 def test_windows_are_cut_at_the_edge():
-    vision = type(
-        "Vision", (), {"depth": 3, "window_size": 112, "patch_size": 14, "spatial_merge_size": 2}
-    )
+    sizes = {"depth": 3, "window_size": 112, "patch_size": 14, "spatial_merge_size": 2}
+    vision = type("Vision", (), sizes | {"model_type": "qwen2_5_vl"})
     vision.fullatt_block_indexes = [1]
     # 12 × 20 patches in windows of 8 × 8: sides 8, 4 and 8, 8, 4
     windows = sum((a * b) ** 2 for a in (8, 4) for b in (8, 8, 4))
