@@ -60,14 +60,19 @@ def positions_of_lines(
     texts = ends - 1
     run = np.arange(len(start)).repeat(lines + 1)
     tokens, first = width[run], (start + shift - gain)[run]
-    tokens[texts] = np.append(start[1:], length) - stop
+    tokens[texts[:-1]] = start[1:] - stop[:-1]
+    tokens[texts[-1:]] = length - stop[-1:]
     first[texts] = stop + shift
-    frame, row = np.divmod(np.arange(len(run)) - (texts - lines)[run], np.maximum(height, 1)[run])
-    interval = np.ones(len(start), placed.interval.dtype)
-    interval[at] = placed.interval
-    times = first + (frame.astype(interval.dtype) * interval[run]).astype(np.int64)
-    rows = first + row
-    times[texts] = rows[texts] = first[texts]
+    rows = np.arange(len(run)) - (texts - lines)[run]  # of merged patches, within the run
+    times = first.copy()
+    if placed.grids[:, 0].max(initial=1) > 1:
+        frame, rows = np.divmod(rows, np.maximum(height, 1)[run])
+        interval = np.ones(len(start), placed.interval.dtype)
+        interval[at] = placed.interval
+        times += (frame.astype(interval.dtype) * interval[run]).astype(np.int64)
+        times[texts] = first[texts]
+    rows += first
+    rows[texts] = first[texts]
 
     # steps from token to token, summed in place: temporary arrays of [T] would take longer than the sums
     out = np.empty((3, length), np.int64) if out is None else out
@@ -83,8 +88,9 @@ def positions_of_lines(
         (out[1], rows, in_texts),
         (out[2], first, counted),
     ):
-        steps[begin] = np.diff(values[held], prepend=0)
-        steps[begin[1:]] -= gained[held[:-1]]
+        step = values[held]
+        step[1:] -= (values + gained)[held[:-1]]
+        steps[begin] = step
         np.cumsum(steps, out=steps)
     return out
 
