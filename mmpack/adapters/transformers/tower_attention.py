@@ -163,8 +163,8 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
     if grids is None or given:
         return args, kwargs
-    pixels = args[0] if args else kwargs.get("hidden_states", kwargs.get("pixel_values"))
-    device = pixels.device
+    name = "pixel_values" if _takes_clips(tower) else "hidden_states"
+    device = (args[0] if args else kwargs[name]).device
     grids = grids.cpu()
     frames, windows = (
         None if x is None else plan_sequences(x) for x in sequence_lengths(tower, grids)
