@@ -63,11 +63,14 @@ class ChainReport:
         for name, why in self.left_out.items():
             yield f"{name}: left out: {why}"
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Columns and rows that have numbers; an axis and its value stand at their first row only."""
+    def table(self, every_kind: bool = True) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Columns and rows that have numbers; an axis and its value stand at their first row only.
+
+        `every_kind`: kinds of weight within the contract too.
+        """
         out, before = [], None
         for row in self.rows:
-            if row.not_run:
+            if row.not_run or (row.kind and row.within and not every_kind):
                 continue
             here = (row.axis, row.value)
             out.append(("", "", *row.cells[2:]) if here == before else row.cells)

@@ -288,6 +288,8 @@ def test_a_wrong_dq_of_the_tower_is_named(packed, factor):
     for key in (("tower", "weights"), ("tower", DQ)):
         assert rows[key].place == f"{QKV}.weight"
     assert rows["tower", DQ].cells[2] == DQ and "BEYOND" in rows["tower", DQ].cells[-1]
+    printed = [cells[2] for cells in ChainReport({}, [*rows.values()]).table(every_kind=False)[1]]
+    assert [name for name in printed if "." in name] == [DQ]
 
 
 def test_a_fault_that_the_norm_of_all_hides(packed):
@@ -397,8 +399,8 @@ def test_the_command(tmp_path):
     assert "OK: " in done.stdout and "qkv" in done.stdout
     page = html.read_text()
     assert "packed reversed" in page and "<script" not in page
-    for shown in (page, done.stdout):
-        assert DQ in shown
+    assert DQ in page and any(row.get("kind") == DQ for row in document["rows"])
+    assert "visual." not in done.stdout and "--out and --html show all" in done.stdout
 
 
 @pytest.mark.parametrize(
