@@ -144,7 +144,7 @@ def _result(model: Any, job: Job, bins: list[list[int]], forward: Any) -> Result
 
 
 def _watched(name: str, model: Any) -> bool:
-    """All but tables and layers between the first and the last: all gradients would take the model's memory."""
+    """Everything but the embedding and head tables and the middle layers: all gradients take the model's memory."""
     parts = {"layers": decoder_layers(model), "blocks": tower_blocks(model)}
     for part, of in parts.items():
         if f".{part}." in name:

@@ -38,15 +38,16 @@ FlashAttention-4 in the tower. mmpack now refuses it for these heads on Hopper, 
 [wrong](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
 """
 BY_KIND = (
-    "`mmpack bench step` compares the gradients of the first and the last layers all together, and the norm of all "
-    "gradients. It also holds each kind of weight by itself, of mergers and norms too (a kind is one module's weight "
-    "or bias; a tower's q, k and v are three): its error may be 3 × the padded batch's. "
+    "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "
+    "outside layers except the embedding and the head: all together, and each kind by itself, whose error may be "
+    "3 × the padded batch's. A kind is one module's weight or bias; a tower's q, k and v are three. It also compares "
+    "the norm of all gradients. "
 )
 LIGER = """\
 This transformers, which Liger still supports, encodes pictures within the forward, and in plain packs once per sample
 (*patches* counts each picture once). So compare rows of this table only with each other. `liger` is the padded batch
-with Liger's layers and its GRPO loss, which gives no logprobs: only its gradients are checked. *Liger* behind a peer:
-with its layers.
+with mmpack's attention in the tower, transformers' layers and Liger's GRPO loss, which gives no logprobs: only its
+gradients are checked. *Liger* behind a peer: with its layers.
 """
 _COLUMNS = (
     *("model", "workload", "peer", "s", "first", "peak", "rows", "patches", "tokens/s"),
@@ -174,7 +175,7 @@ def _padded(rows: list[dict[str, Any]]) -> str:
     if not ways:
         return ""
     if len(ways) == 1:
-        return f" *Padded, best* is padded, {ways[0]}; no other padded batch was measured."
+        return f" *Padded, best* is padded {ways[0]}: of the padded batches, only this one was timed with this transformers."
     return f" *Padded, best* is the fastest of these padded batches: {', '.join(ways)}."
 
 
@@ -183,7 +184,7 @@ def _held(rows: list[dict[str, Any]]) -> str:
     older = sum("separate" in row for row in rows)
     text = (
         "The error of its logprobs and gradients against float32, one sample at a time, may be 1.5 × that of the "
-        "padded bf16 batch."
+        "padded bf16 batch, or the contract's floor (5e-3 for gradients, 1e-5 nats for logprobs)."
     )
     if older:
         text += (

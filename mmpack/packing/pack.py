@@ -194,7 +194,7 @@ def _row_fields(
 
 
 def _count_on(places: np.ndarray, forest: Forest) -> None:
-    """Write the place of each row in its sequence: from a segment's depth on, one by one. Steps, summed in place."""
+    """Write each row's place in its sequence, which rises by one from its segment's depth: steps summed in place."""
     lengths = np.diff(forest.segment_offsets)
     held = lengths.nonzero()[0]
     begin, ends = forest.segment_offsets[held], (forest.segment_depth + lengths - 1)[held]

@@ -30,7 +30,8 @@ class SampleCollator:
     Batches are packed by default: the model is attached only in the forwards of such batches (`generate` has its own
     attention), and logits are made of loss rows only. `padding="left"` or `"right"` gives rectangles and leaves the
     model's own attention; families that can't be packed need it. The collator holds no model, so workers may load with
-    it. The tower encodes a medium once per occurrence in the batch. `routed_experts` of the samples are not replayed.
+    it. The tower encodes a medium once per occurrence in the batch. `kept_ids` and `routed_experts` of the samples are
+    not used.
 
     Args: `share_prefix`, `pad_to_multiple_of`: see `mp.pack`.
     Raises: ArgumentError; ModelError and LayoutError as `attach` does, and ModelError for padding an attached model.

@@ -83,9 +83,9 @@ def model_inputs(
         batch: packed or padded; its media must have pixels.
         model: a transformers model, or PEFT's or DDP's wrapper of one.
         vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
-            "auto": where FSDP2 shards a tower, it runs as often as on the rank that needs it most, if the batch knows
-            that (`PackLoader`, `in_step`), else as "always"; before transformers 5.19 it can't run idly, and a batch
-            that knows of runs elsewhere raises. Elsewhere nobody waits for a tower, and none runs idly:
+            "auto": where FSDP2 or ZeRO-3 shards a tower, it runs as often as `batch.tower_runs` says (`PackLoader` and
+            `in_step` set it), and once if that is None. Before transformers 5.19 it can't run without media: ModelError
+            if `tower_runs` is above 0. An unsharded tower runs only for media, for nobody waits for it:
             under DistributedDataParallel, which waits for gradients, all its weights get one, if only 0.
         features: where encoded media are kept: a `FeatureStore` of a tower that is not trained, or what `encode_once`
             yields. Of a packed batch; transformers 5.19 or newer.

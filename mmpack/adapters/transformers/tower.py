@@ -52,7 +52,7 @@ def tower_and_projector(model: Any) -> Tower:
 
 
 def has_sharded_tower(model: Any) -> bool:
-    """Whether FSDP2 spreads parameters of a tower or a projector over ranks."""
+    """Whether FSDP2 or ZeRO-3 spreads parameters of a tower or a projector over ranks."""
     core = model.model
     return any(is_sharded(m) for m in core.children() if m is not core.get_decoder())
 
