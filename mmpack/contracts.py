@@ -52,14 +52,14 @@ TOLERANCES = {
         "× the error of separate forwards in the same dtype on the same machine",
         1.5,
     ),
+    "parameter_gradient_floor": Tolerance(
+        "the same, fp32: always allowed", "relative Frobenius norm", 2e-6
+    ),
     # 1.5 × √3, rounded up: what is computed once, as a shared picture, averages fewer roundings than what is separate
     "parameter_gradient_of_a_kind": Tolerance(
         "parameter gradients of one kind of weight",
         "× the error of separate forwards, of that kind",
         3.0,
-    ),
-    "parameter_gradient_floor": Tolerance(
-        "the same, always allowed", "relative Frobenius norm", 2e-6
     ),
     "parameter_gradient_bf16": Tolerance(
         "parameter gradients over other micro-batches or a shared prefix, bf16",
@@ -104,7 +104,7 @@ def parameter_gradient_bound(
 
     Args:
         half: gradients are bf16 or fp16, else fp32.
-        share: of all weights together, or "parameter_gradient_of_a_kind".
+        share: of TOLERANCES, for all weights together; for those of one kind "parameter_gradient_of_a_kind".
     """
     floor = TOLERANCES["parameter_gradient_" + ("bf16" if half else "floor")].value
     if not math.isfinite(separate):  # a broken reference allows no more

@@ -48,10 +48,6 @@ class Distance:
     logprobs: float | None
     kinds: dict[str, float]
 
-    def within(self, padded: Distance, dtype: torch.dtype) -> bool:
-        """Within the contract: nothing is beyond."""
-        return not self.beyond(padded, dtype)
-
     def beyond(self, padded: Distance, dtype: torch.dtype) -> list[str]:
         """What is no finite number, or further off than 1.5 × the padded peer's error (of a kind 3 ×) and its floor."""
         half = dtype.itemsize == 2

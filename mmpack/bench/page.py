@@ -175,7 +175,10 @@ def _padded(rows: list[dict[str, Any]]) -> str:
     if not ways:
         return ""
     if len(ways) == 1:
-        return f" *Padded, best* is padded {ways[0]}: of the padded batches, only this one was timed with this transformers."
+        return (
+            f" *Padded, best* is padded {ways[0]}: "
+            "of the padded batches, only this one was timed with this transformers."
+        )
     return f" *Padded, best* is the fastest of these padded batches: {', '.join(ways)}."
 
 

@@ -18,9 +18,10 @@ from mmpack.adapters.transformers import (
     record_routes,
     router_loss,
 )
+from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.attention import head_dim_of
 from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.adapters.transformers.tower_attention import TAKES_KNOWN
+from mmpack.adapters.transformers.tower_attention import on_their_device, takes_known
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import plan_attention, tree_attention
@@ -98,7 +99,22 @@ def test_clips_packed_and_shared(model):
         assert batch.stats["patches_encoded"] == 6 * 16 + 24 + 4 * 32  # each medium once
 
 
-@pytest.mark.skipif(not TAKES_KNOWN, reason="this transformers' towers make all by themselves")
+def test_a_tower_that_takes_nothing_keeps_its_forward(model, monkeypatch):
+    """As transformers 5.13 and 5.14 have it: the grids go to the device, and the tower makes all by itself."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
+
+    tower, (pixels, grids) = model.model.vision_tower, tower_input()
+    wanted = tower(pixels, grid_thw=grids).pooler_output
+    with monkeypatch.context() as patch:
+        patch.delattr(kimi, "get_vision_frame_index", raising=False)
+        assert not takes_known(tower)
+    monkeypatch.setattr(adapter, "takes_known", lambda _: False)
+    with attach(model):
+        assert relative(tower(pixels, grid_thw=grids).pooler_output, wanted) <= 1e-6
+        moved = on_their_device(model, {"pixel_values": pixels.to("meta"), "grid_thw": grids})
+    assert moved["grid_thw"].device.type == "meta"
+
+
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_an_attached_tower_is_told_all_that_follows_from_grids(model, by_keyword, monkeypatch):
     """The grids stay on the host, so what the tower itself makes of them would be there too."""
@@ -114,6 +130,8 @@ def test_an_attached_tower_is_told_all_that_follows_from_grids(model, by_keyword
     pixels, grids = tower_input()
     given = {"pixel_values": pixels} if by_keyword else {}
     tower = model.model.vision_tower
+    if not takes_known(tower):
+        pytest.skip("this transformers' tower makes all by itself")
     wanted = tower(pixels, grid_thw=grids)
     for name in dir(kimi):
         if name.startswith("get_vision_"):
@@ -127,9 +145,10 @@ def test_an_attached_tower_is_told_all_that_follows_from_grids(model, by_keyword
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not TAKES_KNOWN, reason="this transformers' towers make all by themselves")
 def test_the_tower_waits_for_nothing():
     model = small_model("kimi_k25").to("cuda", torch.bfloat16)
+    if not takes_known(model.model.vision_tower):
+        pytest.skip("this transformers' tower makes all by itself")
     pixels, grids = tower_input()
     pixels = pixels.to("cuda", torch.bfloat16)
 

@@ -29,7 +29,7 @@ def run_fuzz(suffix: str, count: int, seed: int, folder: Path) -> dict[str, int]
 def check(result: dict[str, int], count: int) -> None:
     assert result["read"] + result["refused"] == count
     # a checksum refuses nearly all of zstd
-    assert result["read"] >= count // 1000 and result["refused"] > count // 4, result
+    assert result["read"] >= 1 and result["refused"] > count // 4, result
     assert result["peak_mib"] < 1024, result
 
 

@@ -84,8 +84,8 @@ def model_inputs(
         model: a transformers model, or PEFT's or DDP's wrapper of one.
         vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
             "auto": where FSDP2 or ZeRO-3 shards a tower, it runs as often as `batch.tower_runs` says (`PackLoader` and
-            `in_step` set it), and once if that is None. Before transformers 5.19 it can't run without media: ModelError
-            if `tower_runs` is above 0. An unsharded tower runs only for media, for nobody waits for it:
+            `in_step` set it), and once if that is None. Before transformers 5.19 a batch without media can't run it:
+            ModelError if `tower_runs` is above 0. An unsharded tower runs only for media, for nobody waits for it:
             under DistributedDataParallel, which waits for gradients, all its weights get one, if only 0.
         features: where encoded media are kept: a `FeatureStore` of a tower that is not trained, or what `encode_once`
             yields. Of a packed batch; transformers 5.19 or newer.

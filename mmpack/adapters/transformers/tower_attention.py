@@ -30,14 +30,14 @@ from mmpack.ops.attention import (
 NAME = "mmpack_flash_tower"
 PLAN = "_mmpack_plan"  # on a tensor of cu_seqlens
 LENGTHS = "line_lengths"  # keyword of a tower of lines: patches of each picture, known on the host
-# From transformers 5.17 on a tower's forward takes what it would make of the grids.
+# Since vision_utils a tower's forward takes what it would make of the grids; Kimi's since transformers 5.15.
 TAKES_KNOWN = importlib.util.find_spec("transformers.vision_utils") is not None
 
 
 class TowerPlans(NamedTuple):
     """The sequences of a forward's layers, which get them as the keyword `tower_plans`."""
 
-    frames: SequencePlan  # of layers with full attention: each picture, each frame of a video
+    frames: SequencePlan  # of layers with full attention: each picture, each frame of a video; each clip of Kimi's
     windows: SequencePlan | None
 
     def of(self, cu_seqlens: torch.Tensor) -> SequencePlan | None:
@@ -138,7 +138,7 @@ def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     attached = TOWER.is_attached(tower_of(model.model))
     if not attached:
         arguments = {name: x for name, x in arguments.items() if name != LENGTHS}
-    if TAKES_KNOWN and attached:
+    if attached and takes_known(tower_of(model.model)):
         return arguments
     device = next(iter(arguments.values())).device
     return {name: x.to(device) if torch.is_tensor(x) else x for name, x in arguments.items()}
@@ -157,8 +157,8 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         return args, kwargs | {"tower_lines": lines}
     if kwargs.get("image_sizes") is not None:
         return args, kwargs | {"tower_plans": _plans_of_sizes(tower, args, kwargs)}
-    if not hasattr(tower, "spatial_merge_size") and not _takes_clips(tower):
-        return args, kwargs  # a tower of tiles
+    if not (hasattr(tower, "spatial_merge_size") or (_takes_clips(tower) and takes_known(tower))):
+        return args, kwargs  # a tower of tiles, or one that makes all by itself
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
     if grids is None or given:
@@ -175,10 +175,19 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if plan is not None:
             resolve_sequences(plan, device, _head_dim(tower.config))
     make = _known_of_clips if _takes_clips(tower) else _known
-    known = make(tower, grids, plans, device) if TAKES_KNOWN else {}
+    known = make(tower, grids, plans, device) if takes_known(tower) else {}
     if hasattr(tower, "embeddings") and "grid_thw" in kwargs:  # which look each patch's grid up
         kwargs = kwargs | {"grid_thw": _moved(grids, device)}
     return args, known | kwargs | {"tower_plans": plans}
+
+
+def takes_known(tower: Any) -> bool:
+    """Whether the tower's forward takes what it would make of the grids."""
+    if not TAKES_KNOWN or not _takes_clips(tower):
+        return TAKES_KNOWN
+    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
+
+    return hasattr(kimi, "get_vision_frame_index")
 
 
 def _takes_clips(tower: Any) -> bool:
