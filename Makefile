@@ -18,7 +18,7 @@ TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constrain
 # Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
 FRAMEWORKS := verl openrlhf sglang renderers deepspeed quantized plane logging hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
-HERE := not slow and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
+HERE := not slow and not rest and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
@@ -42,8 +42,8 @@ test: $(STAMP)  ## the tests, without those marked slow or gpu; PYTEST_ADDOPTS=-
 	$(PYTEST) $(PARALLEL) -m "$(HERE)"
 
 .PHONY: test-slow
-test-slow: $(STAMP)  ## the tests marked slow
-	$(PYTEST) $(PARALLEL) $(SOME) -m "slow and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,\(slow\|few\))
+test-slow: $(STAMP)  ## the tests marked slow, and the cases that test leaves out
+	$(PYTEST) $(PARALLEL) $(SOME) -m "(slow or rest) and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,\(slow\|few\))
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \

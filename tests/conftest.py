@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def pytest_collection_modifyitems(
 ) -> Generator[None]:
     for cases in _by_test([item for item in items if not _elsewhere(item)]):
         if mark := cases[0].get_closest_marker("few"):
-            for item in _beyond(cases, mark.args[0]):
-                item.add_marker("slow")
+            for item in set(cases) - set(_few(cases, mark.args[0])):
+                item.add_marker("rest")
     yield  # -m chooses
     most = config.getoption("--cases")
     if most is not None:
@@ -87,8 +88,26 @@ def _by_test(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 def _beyond(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     """All but `most` of `cases`, which are drawn: one in so many would be all of one parameter."""
+    return _drawn(cases, max(len(cases) - most, 0))
+
+
+def _drawn(cases: list[pytest.Item], count: int) -> list[pytest.Item]:
     name = cases[0].nodeid.partition("[")[0]
-    return random.Random(name).sample(cases, max(len(cases) - most, 0))
+    return random.Random(name).sample(cases, count)
+
+
+def _few(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """`most` of `cases`, drawn by their test's name; a value that several cases have is in one of these at least."""
+    given = Counter((name, repr(v)) for case in cases for name, v in case.callspec.params.items())
+    drawn = _drawn(cases, len(cases))
+    kept, seen = [], {value for value, times in given.items() if times == 1}
+    for case in drawn:
+        values = {(name, repr(value)) for name, value in case.callspec.params.items()}
+        if not values <= seen:
+            kept.append(case)
+            seen |= values
+    others = [case for case in drawn if case not in kept]
+    return kept + others[: max(most - len(kept), 0)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

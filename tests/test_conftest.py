@@ -60,7 +60,14 @@ def test_two(k):
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("k", [*range(7), pytest.param(7, marks=pytest.mark.slow)])
-def test_of_which_some_are_slow(k):
+def test_of_which_some_are_the_rest(k):
+    pass
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)])
+@pytest.mark.parametrize("c", "xy")
+def test_of_two_parameters(a, b, c):
     pass
 """
 
@@ -68,9 +75,9 @@ def test_of_which_some_are_slow(k):
 @pytest.mark.parametrize(
     ("options", "counts"),
     [
-        (["-m", "not slow", "--cases", "3"], "8 passed, 17 deselected"),
-        (["-m", "not slow"], "16 passed, 9 deselected"),
-        (["-m", "slow"], "9 passed, 16 deselected"),
+        (["-m", "not slow and not rest", "--cases", "3"], "11 passed, 24 deselected"),
+        (["-m", "not slow and not rest"], "21 passed, 14 deselected"),
+        (["-m", "slow or rest"], "14 passed, 21 deselected"),
     ],
 )
 def test_some_cases_of_each_test_are_drawn(options, counts, tmp_path):

@@ -176,7 +176,6 @@ BATCHES = {
 }
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("vision", ["auto", "always"])
 def test_inputs_are_of_one_model_as_it_was_attached(model, name, vision):

@@ -70,7 +70,6 @@ def short(n=2, length=6, seed=0):
 # ---- the same logprobs and gradients -----------------------------------------------------------------
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_replayed_routes_give_the_engines_logprobs_and_gradients(model, rollout, layout):
     samples, wanted, gradients = rollout

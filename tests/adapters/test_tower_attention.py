@@ -48,7 +48,6 @@ def models():
     return get
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize(("family", "grids"), CASES)
 def test_features_and_gradients_are_those_of_one_by_one(models, family, grids):
     model, (modality, media) = models(family), media_of(family, grids)
@@ -124,7 +123,6 @@ def test_sequences_are_those_of_the_towers_own_forward(models, family, grids, mo
     assert len(made) == (2 if family == "qwen2_5_vl" else 1)
 
 
-@pytest.mark.few(8)
 @pytest.mark.skipif(
     not adapter.TAKES_KNOWN, reason="this transformers' towers make all by themselves"
 )

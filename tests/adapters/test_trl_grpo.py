@@ -165,7 +165,6 @@ def test_old_and_reference_logprobs_are_stock_s(pair):
 QUICK = ("grpo", "dapo", "vespo", "gspo", "top entropy")  # the rest differ from these only in TRL
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LOSSES]
 )

@@ -108,7 +108,6 @@ def test_real_shapes_need_a_gpu():
         run(Options([NAME], ["geo"], ["shared"]))
 
 
-@pytest.mark.slow
 def test_a_wrong_peer_is_not_timed(monkeypatch, tmp_path):
     right = PEERS["plain"].forward
 
@@ -146,7 +145,6 @@ def cannot_run(name):
 COMPILED = [pytest.param(n, marks=pytest.mark.slow) for n in PEERS if "compiled" in n]
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [n for n in PEERS if "compiled" not in n and n != "padded"] + COMPILED
 )

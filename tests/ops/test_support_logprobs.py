@@ -330,7 +330,6 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph(route):
     assert torch.equal(logits.grad, torch.zeros(3, 9))
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["gather", "products", "chosen"])
 def test_a_split_vocabulary_gives_what_the_whole_gives(way, tmp_path):
     torch.multiprocessing.spawn(_rank, (2, way, str(tmp_path / "rendezvous")), nprocs=2, join=True)

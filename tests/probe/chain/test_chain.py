@@ -367,7 +367,6 @@ def without(kind, record):
     return key[0], "forward"
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["a place", "a row", "rows", "a gradient", "a weight's gradient"])
 def test_what_a_run_lacks_is_beyond(made, kind):
     record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
@@ -419,7 +418,6 @@ def test_what_the_command_refuses(args, said):
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_exit_1_beyond_the_contract(monkeypatch):
     from mmpack.probe.chain import compare as compared
 
