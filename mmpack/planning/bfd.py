@@ -174,14 +174,10 @@ def _by_histogram(sizes: np.ndarray, capacity: int) -> list[list[int]]:
 
 
 def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> list[list[int]]:
-    """Without shared parts: the bins that could still take one of the items to come, searched by numpy.
-
-    One item asks first for what it needs most of; few bins are left to ask for the rest.
-    """
+    """Without shared parts: the bins that could still take one of the items to come, searched by numpy."""
     bins: list[list[int]] = []
     count, dimensions = 0, range(len(capacities))
     scale = np.maximum(capacities, 1).astype(np.float64)
-    most = (sizes / scale).argmax(axis=1).tolist()
     shares, needs = scale.tolist(), sizes.tolist()
     least = np.minimum.accumulate(sizes[order][::-1], axis=0)[::-1]  # of each item and those after
     narrow = capacities.max(initial=0) <= np.iinfo(np.int32).max  # half the bytes to search
@@ -198,11 +194,11 @@ def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> li
                 free_share[kept],
                 index[kept],
             )
-        need, first = needs[item], most[item]
-        fitting = (free[first, :count] >= need[first]).nonzero()[0]
-        for d in dimensions:
-            if d != first and len(fitting):
-                fitting = fitting[free[d].take(fitting) >= need[d]]
+        need = needs[item]
+        fits = free[0, :count] >= need[0]
+        for d in dimensions[1:]:
+            fits &= free[d, :count] >= need[d]
+        fitting = fits.nonzero()[0]
         if len(fitting):
             at = int(fitting[free_share.take(fitting).argmin()])
         else:
