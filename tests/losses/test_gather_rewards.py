@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 import mmpack as mp
@@ -15,14 +16,10 @@ def batch():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_are_one_process(tmp_path, ranks):
-    torch.multiprocessing.spawn(run, (ranks, str(tmp_path / "rendezvous")), nprocs=ranks)
+    spawned(run, ranks, tmp_path)
 
 
-def run(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks):
     rewards, groups = batch()
     bounds = {2: [0, 4, 13], 3: [0, 5, 5, 13]}[ranks]  # one rank may have none
     mine = slice(bounds[rank], bounds[rank + 1])
@@ -39,7 +36,6 @@ def run(rank, ranks, rendezvous):
         mp.gather_rewards(rewards[mine].double() if rank else rewards[mine])
     with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
         mp.gather_rewards(*[rewards[mine]] * (1 if rank else 2))
-    distributed.destroy_process_group()
 
 
 def by_name(rewards, groups, mine):

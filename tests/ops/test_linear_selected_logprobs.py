@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks import spawned
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
@@ -180,18 +181,12 @@ def test_only_wanted_gradients_are_made():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_split_vocabulary_gives_the_bits_of_the_whole(ranks, tmp_path):
-    torch.multiprocessing.spawn(
-        _rank, (ranks, str(tmp_path / "rendezvous")), nprocs=ranks, join=True
-    )
+    spawned(_rank, ranks, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
+def _rank(rank, ranks):
     """Values of `ranks` shards, and gradients to them, are those of one process, bit for bit."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     module.BLOCK_COLUMNS = 64
     *factors, targets, rows, unread = problem(vocab=512, count=90)
     shard = slice(512 // ranks * rank, 512 // ranks * (rank + 1))
@@ -211,7 +206,6 @@ def _rank(rank, ranks, rendezvous):
     everywhere = [torch.empty_like(to_hidden) for _ in range(ranks)]
     distributed.all_gather(everywhere, to_hidden)
     assert all(torch.equal(other, to_hidden) for other in everywhere)
-    distributed.destroy_process_group()
 
 
 def test_autocast_does_not_lower_the_products():

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
@@ -362,15 +363,11 @@ def test_compiles_as_one_graph(device):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="gloo gathers on the CPU")
 def test_a_split_vocabulary_gives_the_bits_of_the_whole(device, tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
+def _rank(rank, ranks):
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     device = torch.device("cpu")
     *factors, targets, rows, unread = problem(device, vocab=256, count=40, num_rows=40)
     shard = slice(128 * rank, 128 * (rank + 1))
@@ -385,7 +382,6 @@ def _rank(rank, ranks, rendezvous):
         a, b = (a.double(), b.double()) if i == 0 else (a.double(), b[shard].double())
         assert (a - b).norm() <= bound(hidden) * b.norm()
     assert torch.equal(got[2][0][unread], torch.zeros_like(hidden[unread]))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("budget", [None, STORED])

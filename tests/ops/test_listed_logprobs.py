@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks import spawned
 from torch import distributed
 
 import mmpack as mp
@@ -271,15 +272,11 @@ def test_without_lists_it_is_selected_logprobs():
 
 
 def test_a_split_vocabulary_gives_the_bits_of_the_whole(tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
+def _rank(rank, ranks):
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     linear_module.BLOCK_COLUMNS = 64
     factors, targets, rows, lists, _ = problem(vocab=512, count=90)
     values, gradients, up = step(factors, targets, rows, lists, temperature=0.8)
@@ -293,7 +290,6 @@ def _rank(rank, ranks, rendezvous):
         assert torch.equal(a, b[part])
     difference = (grads[0] - gradients[0]).abs().max()
     assert difference <= gradient_fp32_bound(gradients[0].abs().max())
-    distributed.destroy_process_group()
 
 
 INT = torch.int64

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound, selected_logprob_bound
@@ -151,15 +152,11 @@ def test_from_logits(device, dtype, gradient):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="gloo gathers on the CPU")
 def test_a_split_vocabulary_gives_the_bits_of_the_whole(device, tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
+def _rank(rank, ranks):
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     device = torch.device("cpu")
     factors, targets, rows, lists, unread = problem(device, vocab=256, count=40)
     part = slice(128 * rank, 128 * (rank + 1))
@@ -173,4 +170,3 @@ def _rank(rank, ranks, rendezvous):
     a, b = grads[0].double(), gradients[0].double()
     assert (a - b).norm() <= bound(grads[0]) * b.norm()
     assert torch.equal(grads[0][unread], torch.zeros_like(grads[0][unread]))
-    distributed.destroy_process_group()

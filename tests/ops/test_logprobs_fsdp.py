@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import distributed
+from support.ranks import spawned
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
@@ -10,14 +10,10 @@ from tests.support.sharded_head import Head, head_problem, train_step, train_ste
 
 
 def test_gradients_are_those_of_the_whole(tmp_path):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+    spawned(run, 2, tmp_path)
 
 
-def run(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks):
     problem = head_problem(torch.device("cpu"), torch.float32, ranks)
     model = Head(torch.float32)
     expected = train_step(model, problem)
@@ -27,4 +23,3 @@ def run(rank, ranks, rendezvous):
     weight = model.lm_head.weight  # outside of the forward: this rank's rows of it
     with pytest.raises(ArgumentError, match=r"weight is a DTensor.*weight\.full_tensor\(\)$"):
         linear_selected_logprobs(torch.randn(2, weight.shape[1]), weight, torch.tensor([0, 1]))
-    distributed.destroy_process_group()

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import gradient_fp32_bound, selected_logprob_bound
@@ -20,17 +21,12 @@ CASES = ("entropy", "logprobs", "kept", "float64", "none", "masked")
 
 
 def test_two_ranks_are_the_whole(tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def _rank(rank, ranks):
     for case in CASES:
         _check(case, rank, ranks)
-    distributed.destroy_process_group()
 
 
 def _check(case, rank, ranks):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks import spawned
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
@@ -332,19 +333,15 @@ def test_no_loss_token_gives_an_empty_result_on_the_graph(route):
 
 @pytest.mark.parametrize("way", ["gather", "products", "chosen"])
 def test_a_split_vocabulary_gives_what_the_whole_gives(way, tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, way, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path, way)
 
 
-def _rank(rank, ranks, way, rendezvous):
+def _rank(rank, ranks, way):
     """Values of `ranks` shards, and gradients to them, are those of one process: bit for bit where lists are gathered.
 
     Of a product with fewer columns some CPUs give other bits.
     """
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     if way != "chosen":
         op_of_hidden.by_products = lambda *_: way == "products"
     longest = {"longest": 8} if way == "chosen" else {}
@@ -371,7 +368,6 @@ def _rank(rank, ranks, way, rendezvous):
     everywhere = [torch.empty_like(to_hidden) for _ in range(ranks)]
     distributed.all_gather(everywhere, to_hidden)
     assert all(torch.equal(other, to_hidden) for other in everywhere)
-    distributed.destroy_process_group()
 
 
 BAD_LISTS = {

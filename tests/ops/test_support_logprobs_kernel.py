@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound, selected_logprob_bound
@@ -326,15 +327,11 @@ def test_registered_op_obeys_the_rules_of_torch(device, route):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="gloo gathers on the CPU")
 def test_a_split_vocabulary_gives_the_bits_of_the_whole(device, tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
+def _rank(rank, ranks):
     torch.manual_seed(0)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     sum_kernels.PIECE = 4
     device = torch.device("cpu")
     factors, targets, rows, support, unread = problem(device, vocab=256, count=40, num_rows=40)
@@ -353,7 +350,6 @@ def _rank(rank, ranks, rendezvous):
         a, b = got[2][0].double(), gradients[0].double()
         assert (a - b).norm() <= bound(hidden) * b.norm()
         assert torch.equal(got[2][0][unread], torch.zeros_like(hidden[unread]))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.gpu

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +49,9 @@ def _run(
     )
     run(rank, ranks, *args)
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a thread that gloo left may abort an interpreter that ends
 
 
 def here() -> torch.device:
