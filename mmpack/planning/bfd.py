@@ -178,7 +178,8 @@ def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> li
     bins: list[list[int]] = []
     count, dimensions = 0, range(len(capacities))
     scale = np.maximum(capacities, 1).astype(np.float64)
-    shares, needs = scale.tolist(), sizes.tolist()
+    # few lists: the garbage collector looks through all objects after so many new ones
+    shares, needs = scale.tolist(), sizes.T.tolist()
     least = np.minimum.accumulate(sizes[order][::-1], axis=0)[::-1]  # of each item and those after
     narrow = capacities.max(initial=0) <= np.iinfo(np.int32).max  # half the bytes to search
     free: np.ndarray = np.zeros((len(capacities), 64), np.int32 if narrow else np.int64)
@@ -194,7 +195,7 @@ def _by_scan(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray) -> li
                 free_share[kept],
                 index[kept],
             )
-        need = needs[item]
+        need = [of_all[item] for of_all in needs]
         fits = free[0, :count] >= need[0]
         for d in dimensions[1:]:
             fits &= free[d, :count] >= need[d]
