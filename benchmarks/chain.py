@@ -108,19 +108,13 @@ def merged(path: Path, rows: list[Row]) -> list[Row]:
     Runs that don't name where they ran have it from the head of the file, which the next one replaces.
     """
     report = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    head = {name: where(report, name) for name in WHERE if where(report, name)}
+    head = {n: v for n, v in (report | report.get("versions", {})).items() if n in WHERE}
     new = {row.get("run", row["section"]) for row in rows}
     before = [r for r in report["rows"] if r.get("run", r["section"]) not in new]
     before = [
         r | {n: v for n, v in head.items() if n not in r} if "run" in r else r for r in before
     ]
     return sorted(before + rows, key=lambda row: row["section"] != RUNS)
-
-
-def where(report: Any, name: str) -> str | None:
-    """The device or a version, by the head of a file."""
-    found: str | None = report.get(name) or report.get("versions", {}).get(name)
-    return found
 
 
 def measured(runs: list[Run], folder: Path, at_once: int, cards: int) -> list[Row]:

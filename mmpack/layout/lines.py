@@ -74,7 +74,6 @@ def positions_of_lines(
     rows += first
     rows[texts] = first[texts]
 
-    # steps from token to token, summed in place: temporary arrays of [T] would take longer than the sums
     out = np.empty((3, length), np.int64) if out is None else out
     out[:2] = _is_text(runs, length)
     out[2] = 1
@@ -83,16 +82,21 @@ def positions_of_lines(
     counted = tokens - 1  # from a line's first token to its last
     in_texts = np.zeros_like(counted)
     in_texts[texts] = counted[texts]
-    for steps, values, gained in (
-        (out[0], times, in_texts),
-        (out[1], rows, in_texts),
-        (out[2], first, counted),
-    ):
-        step = values[held]
-        step[1:] -= (values + gained)[held[:-1]]
-        steps[begin] = step
-        np.cumsum(steps, out=steps)
+    count_on(out[0], begin, times[held], in_texts[held])
+    count_on(out[1], begin, rows[held], in_texts[held])
+    count_on(out[2], begin, first[held], counted[held])
     return out
+
+
+def count_on(steps: np.ndarray, begin: np.ndarray, first: np.ndarray, gained: np.ndarray) -> None:
+    """Sum `steps` int64 [T] in place, so that each line starts with its `first`; temporary arrays of [T] take longer.
+
+    Args: `begin`: int64 [n], where lines of one token or more begin; `gained`: how much each adds up to within.
+    """
+    step = first.copy()
+    step[1:] -= (first + gained)[:-1]
+    steps[begin] = step
+    np.cumsum(steps, out=steps)
 
 
 def _is_text(runs: Runs, length: int) -> np.ndarray:

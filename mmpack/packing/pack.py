@@ -13,6 +13,7 @@ from mmpack.families import Family
 from mmpack.layout.batch_positions import batch_positions
 from mmpack.layout.blocks import visible_from
 from mmpack.layout.forest import Forest, build_forest
+from mmpack.layout.lines import count_on
 from mmpack.layout.occurrences import occurrences
 from mmpack.ops.attention import plan_attention
 from mmpack.packing.batch import PackedBatch, refuse_no_accelerator
@@ -175,7 +176,7 @@ def _row_fields(
             parts = [positions[:, a:b] for a, b in cuts]
             np.concatenate(parts, axis=1, out=position_ids[1:, :total])
     position_ids[:, total:] = 0
-    _count_on(position_ids[0, :total], forest)
+    _write_places(position_ids[0, :total], forest)
     seen = np.empty(total + padding, dtype=np.int32)
     seen[:total] = forest.visible_until()
     seen[total:] = np.arange(total + 1, total + padding + 1)
@@ -193,15 +194,13 @@ def _row_fields(
     }
 
 
-def _count_on(places: np.ndarray, forest: Forest) -> None:
-    """Write each row's place in its sequence, which rises by one from its segment's depth: steps summed in place."""
+def _write_places(places: np.ndarray, forest: Forest) -> None:
+    """Write each row's place in its sequence, which rises by one from its segment's depth."""
     lengths = np.diff(forest.segment_offsets)
     held = lengths.nonzero()[0]
-    begin, ends = forest.segment_offsets[held], (forest.segment_depth + lengths - 1)[held]
     places[:] = 1
-    places[begin] = forest.segment_depth[held]
-    places[begin[1:]] -= ends[:-1]
-    np.cumsum(places, out=places)
+    depths = forest.segment_depth[held]
+    count_on(places, forest.segment_offsets[held], depths, lengths[held] - 1)
 
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:

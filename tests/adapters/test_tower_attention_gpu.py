@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.models import relative_difference, small_model
 from support.towers import CASES, encode, media_of, relative
+from support.waits import never_waits
 
 from mmpack.adapters.transformers import attach
 from mmpack.adapters.transformers import tower_attention as adapter
@@ -68,12 +69,7 @@ def test_nothing_waits_for_the_gpu(family):
         return model.model.get_image_features(**arguments, return_dict=True).pooler_output
 
     with attach(model, text=False):
-        run()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            run()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        never_waits(run)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

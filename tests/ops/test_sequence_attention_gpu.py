@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.attention import draw, gradients
+from support.waits import never_waits
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -146,12 +147,7 @@ def test_nothing_waits_for_the_gpu(backend):
         resolve_sequences(plan, q.device, dim)
         gradients(lambda *x: sequence_attention(*x, plan, backend=backend), q, k, v, grad)
 
-    run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    never_waits(run)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen", "flash_attn_4", "flex"])
