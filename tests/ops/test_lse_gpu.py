@@ -91,7 +91,7 @@ def test_fp16_and_other_heads(backend):
 
 @pytest.mark.parametrize("backend", SEQUENCES.names)
 def test_sequences(backend):
-    dim = 96 if backend == "flash_attn_4" else 80  # whose heads of 80 are refused
+    dim = 80
     skip_unless(SEQUENCES, backend, dim=dim)
     plan = plan_sequences(PICTURES).to("cuda")
     own = torch.repeat_interleave(torch.arange(len(PICTURES)), torch.tensor(PICTURES)).cuda()

@@ -89,10 +89,10 @@ def one_sequence_after_the_other(q, k, v, cu_q, cu_k, scale=None, causal=True, w
     return torch.cat(pieces), torch.cat(sums, 1)
 
 
-def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True, window=None):
+def gradients_in_turn(q, k, v, grad, cu_q, cu_k, causal=True, window=None, scale=None):
     """Of `one_sequence_after_the_other`, by the formulas of the FlashAttention paper (Dao et al., 2022, appendix B)."""
     found = [torch.zeros_like(x) for x in (q, k, v)]
-    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    groups, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
     for s in range(len(cu_q) - 1):
         rows, keys = slice(cu_q[s], cu_q[s + 1]), slice(cu_k[s], cu_k[s + 1])
         for h in range(q.shape[1]):

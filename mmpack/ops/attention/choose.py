@@ -44,7 +44,9 @@ class Backend:
     anywhere: bool = False  # has a plain version: runs on any device
     lse: bool = True  # gives log-sum-exp
     windows: bool = True  # keeps to a window along the path
-    wrong_on_9: Container[int] = ()  # head sizes, on compute capability 9.x
+    # Head sizes, on compute capability 9.x:
+    wrong_on_9: Container[int] = ()
+    padded_on_9: Container[int] = ()  # with zeros, at a cost that nobody measured: auto leaves them
     # Nanoseconds per item of the plan.
     row: float = 0.0
     pair: float = 0.0  # of a query and a key that it sees
@@ -193,6 +195,9 @@ class Chooser:
     def report(self, device: torch.device) -> tuple[str, str | None, str]:
         """`what`, what auto takes on `device` (None: it would raise), and why; other ops: `ops.backend.report`."""
         reasons = self.explain(device)
+        for name in self.backends:
+            if reasons[name] is None and self._pads(name, device, self.head_dim):
+                reasons[name] = f"{name} pads heads of {self.head_dim}, and runs where it is named"
         try:
             name = self.wanted()
             if name != "auto":
@@ -206,6 +211,11 @@ class Chooser:
             dict.fromkeys(reason for reason in reasons.values() if reason is not None)
         )
         return self.what, able, others or "the cheapest for each batch"
+
+    def _pads(self, name: str, device: torch.device, head_dim: int) -> bool:
+        """Of a backend that can run on the device."""
+        padded = self.backends[name].padded_on_9
+        return head_dim in padded and torch.cuda.get_device_capability(device)[0] == 9
 
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:
@@ -231,6 +241,8 @@ class Chooser:
                 continue
             asked = head_dim, dropout, plan
             if self.why_not(name, device, dtype, *asked) is not None:
+                continue
+            if self._pads(name, device, head_dim):
                 continue
             if backend.cost(plan) < least:
                 best, least = name, backend.cost(plan)
@@ -259,7 +271,7 @@ TREE = Chooser(
             "flash-attn-4",
             (9, 0),
             head_dims=range(8, 129, 8),
-            wrong_on_9=ROUNDED_TWO_WAYS,
+            padded_on_9=ROUNDED_TWO_WAYS,
             row=40.2,
             pair=0.0739,
             gathered=10.2,
@@ -299,7 +311,7 @@ SEQUENCES = Chooser(
             "flash-attn-4",
             (9, 0),
             head_dims=range(8, 129, 8),
-            wrong_on_9=ROUNDED_TWO_WAYS,
+            padded_on_9=ROUNDED_TWO_WAYS,
             row=16.3,
             pair=0.0383,
             sequence=4800,

@@ -14,6 +14,7 @@ import torch
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
+from mmpack.ops.attention.choose import ROUNDED_TWO_WAYS
 from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
 from mmpack.ops.attention.lengths import Lengths
 from mmpack.ops.attention.rule import BlockPlan
@@ -168,10 +169,26 @@ def flash_attn_4(
     scale: float | None,
     return_lse: bool = False,
 ) -> Any:
-    """FlashAttention-4, of the package flash-attn-4."""
+    """FlashAttention-4, of the package flash-attn-4. Heads that it gets wrong become wider by zeros.
+
+    Zeros of q and k change no score, those of v are cut from the output, and so is what their gradients would be.
+    """
+    size, wide = q.shape[-1], right_size(q.shape[-1], q.device)
+    if wide > size:
+        scale = size**-0.5 if scale is None else scale
+        q, k, v = (torch.nn.functional.pad(x, [0, wide - size]) for x in (q, k, v))
     deterministic = torch.are_deterministic_algorithms_enabled()
     found = Result(*_flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic)))
-    return found if return_lse else found.out
+    out = found.out[..., :size]
+    return (out, found.lse) if return_lse else out
+
+
+def right_size(size: int, device: torch.device) -> int:
+    """The next size of a head that FlashAttention-4 gets right on the device; torch.compile takes it as a constant."""
+    if size not in ROUNDED_TWO_WAYS or device.type != "cuda":
+        return size
+    hopper = torch.cuda.get_device_properties(device).major == 9
+    return -(-size // 32) * 32 if hopper else size
 
 
 KERNELS: dict[str, Kernel] = {
