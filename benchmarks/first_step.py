@@ -47,8 +47,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             caches = {name: str(Path(folder) / part) for name, part in CACHES.items()}
             states = ("empty", "full", "ahead") if layers == "compiled" else ("empty", "full")
-            rows += [process(layers, state, caches, Path(folder)) for state in states]
-    write(options, rows)
+            for state in states:
+                rows.append(process(layers, state, caches, Path(folder)))
+                write(options, rows)
 
 
 def process(layers: str, state: str, caches: dict[str, str], folder: Path) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def row_of(layers: str, state: str, parts: list[dict[str, Any]]) -> dict[str, An
 
 
 def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """The report, on a GPU, of all layers; torch is loaded here, after the processes."""
+    """The report so far, on a GPU, of all layers; elsewhere the last row."""
     import gpu
     import torch
 
@@ -101,8 +102,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         or options.profile
         or options.compile is not None
     ):
-        for row in rows:
-            print(json.dumps(row), flush=True)
+        print(json.dumps(rows[-1]), flush=True)
         return
     of_all = {"model": f"Qwen2.5-VL, {options.size}", "decoder_layers": options.layers}
     gpu.write(options.out, "first_step", {}, [of_all | row for row in rows])

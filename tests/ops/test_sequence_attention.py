@@ -222,17 +222,16 @@ def test_what_is_chosen(hopper, dim, monkeypatch):
         monkeypatch.setattr(choose, "INSTALLED", {p: p in installed for p in choose.INSTALLED})
         return taken()
 
-    # Heads of 72 and 80 are padded for FlashAttention-4 on Hopper: nobody timed that.
-    large = ("pictures", "other pictures", "tiles") if dim == 64 else ()
+    large = dict.fromkeys(("pictures", "other pictures", "tiles"), "flash_attn_4")
     of_torch = dict.fromkeys(kinds, "varlen")
     assert with_packages("torch", "triton") == of_torch
     with_flash = {k: v.replace("varlen", "flash_attn") for k, v in of_torch.items()}
     assert with_packages("torch", "flash-attn") == with_flash
-    assert with_packages("torch", "flash-attn-4") == of_torch | dict.fromkeys(large, "flash_attn_4")
+    assert with_packages("torch", "flash-attn-4") == of_torch | large
     chosen = SEQUENCES.choices(plan, hopper, dim)
     assert chosen[torch.float32] == chosen[torch.float64] == "sdpa"
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert taken() == of_torch | dict.fromkeys(large, "flash_attn_4")
+    assert taken() == of_torch | large
     assert SEQUENCES.choices(plan, hopper, 12)[torch.bfloat16] == "sdpa"
     assert SEQUENCES.choices(plan, hopper, dim, dropout=0.1)[torch.bfloat16] == "sdpa"
     assert SEQUENCES.choices(plan, torch.device("cpu"), dim)[torch.bfloat16] == "sdpa"
@@ -243,15 +242,17 @@ SIZES = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128]
 ROUNDED_TWO_WAYS = [d for d in SIZES if -(-d // 16) * 16 != -(-d // 32) * 32]
 
 
-@pytest.mark.parametrize("name", ["flash_attn_4", "flex_flash"])
-def test_heads_that_are_rounded_two_ways_on_hopper(hopper, name, monkeypatch):
-    """FlexAttention's are refused; ours are padded. Blackwell's kernels agree."""
+@pytest.mark.parametrize(
+    ("table", "name"), [(TREE, "flash_attn_4"), (TREE, "flex_flash"), (SEQUENCES, "flash_attn_4")]
+)
+def test_heads_that_are_rounded_two_ways_on_hopper(hopper, table, name, monkeypatch):
+    """Those of text are refused, those of towers padded. Blackwell's kernels agree."""
 
     def refused():
-        reasons = {d: TREE.why_not(name, hopper, torch.bfloat16, d) for d in SIZES}
+        reasons = {d: table.why_not(name, hopper, torch.bfloat16, d) for d in SIZES}
         return [d for d, why in reasons.items() if why is not None]
 
-    assert refused() == (ROUNDED_TWO_WAYS if name == "flex_flash" else [])
+    assert refused() == (ROUNDED_TWO_WAYS if table is TREE else [])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
     assert refused() == []
 
@@ -268,20 +269,17 @@ def test_to_what_size_heads_are_padded(hopper, monkeypatch):
     assert varlen.right_size(80, torch.device("cpu")) == 80
 
 
-@pytest.mark.parametrize("table", [SEQUENCES, TREE])
-def test_padded_heads_are_taken_by_name_alone(hopper, table, monkeypatch):
-    plan = plan_sequences([8192])
+def test_padding_has_its_price(hopper, monkeypatch):
+    """As measured: frames of 576 patches run on varlen where FlashAttention-4 would pad their heads."""
+    plan = plan_sequences([576] * 32)
 
     def taken(dim):
-        by_blocks = ("flex", "flex_flash")  # beside which no time was measured for these plans
-        return table.choices(plan, hopper, dim, without=by_blocks)[torch.bfloat16]
+        return SEQUENCES.choices(plan, hopper, dim)[torch.bfloat16]
 
-    assert taken(64) == "flash_attn_4" != taken(80)
-    monkeypatch.setenv(table.variable, "flash_attn_4")
-    assert taken(80) == "flash_attn_4"
-    monkeypatch.setenv(table.variable, "auto")
+    monkeypatch.setattr(choose, "INSTALLED", choose.INSTALLED | {"flash-attn": False})
+    assert taken(64) == "flash_attn_4" and taken(72) == "varlen"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
-    assert taken(80) == "flash_attn_4"
+    assert taken(72) == "flash_attn_4"
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -301,8 +299,9 @@ def test_tiles_choose_while_torch_compile_traces(hopper, dynamic):
 
 def test_report(hopper, monkeypatch):
     what, backends, why = SEQUENCES.report(hopper)
-    assert what == "tower attention" and backends.split(", ") == ["sdpa", "flash_attn", "varlen"]
-    assert why == "flash_attn_4 pads heads of 80, and runs where it is named"
+    able = ["sdpa", "flash_attn_4", "flash_attn", "varlen"]
+    assert what == "tower attention" and backends.split(", ") == able
+    assert why == "the cheapest for each batch"
     monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "varlen")
     assert SEQUENCES.report(hopper)[1:] == ("varlen", "MMPACK_TOWER_ATTENTION=varlen")
     _, backend, why = SEQUENCES.report(torch.device("cpu"))

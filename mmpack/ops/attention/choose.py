@@ -44,23 +44,25 @@ class Backend:
     anywhere: bool = False  # has a plain version: runs on any device
     lse: bool = True  # gives log-sum-exp
     windows: bool = True  # keeps to a window along the path
-    # Head sizes, on compute capability 9.x:
+    # Head sizes, on compute capability 9.x.
     wrong_on_9: Container[int] = ()
-    padded_on_9: Container[int] = ()  # with zeros, at a cost that nobody measured: auto leaves them
+    padded_on_9: Container[int] = ()  # with zeros
     # Nanoseconds per item of the plan.
     row: float = 0.0
+    padded_row: float = 0.0  # more, of padded heads
     pair: float = 0.0  # of a query and a key that it sees
     sequence: float = 0.0
     gathered: float = 0.0  # key of a shared pack
     full_block: float = 0.0
     mixed_block: float = 0.0
 
-    def cost(self, plan: Plan) -> float:
-        """Nanoseconds for the plan, as measured; only ratios count."""
+    def cost(self, plan: Plan, padded: bool = False) -> float:
+        """Nanoseconds for the plan, as measured; only ratios count. `padded`: its heads are."""
         by_pair = self.pair * plan.pairs + self.gathered * plan.gathered
         by_pair += self.sequence * plan.sequences
         by_block = self.full_block * plan.full_blocks + self.mixed_block * plan.mixed_blocks
-        return self.row * plan.rows + by_pair + by_block
+        row = self.row + self.padded_row * padded
+        return row * plan.rows + by_pair + by_block
 
 
 # Asked when imported: torch.compile can't trace it.
@@ -195,9 +197,6 @@ class Chooser:
     def report(self, device: torch.device) -> tuple[str, str | None, str]:
         """`what`, what auto takes on `device` (None: it would raise), and why; other ops: `ops.backend.report`."""
         reasons = self.explain(device)
-        for name in self.backends:
-            if reasons[name] is None and self._pads(name, device, self.head_dim):
-                reasons[name] = f"{name} pads heads of {self.head_dim}, and runs where it is named"
         try:
             name = self.wanted()
             if name != "auto":
@@ -242,10 +241,9 @@ class Chooser:
             asked = head_dim, dropout, plan
             if self.why_not(name, device, dtype, *asked) is not None:
                 continue
-            if self._pads(name, device, head_dim):
-                continue
-            if backend.cost(plan) < least:
-                best, least = name, backend.cost(plan)
+            cost = backend.cost(plan, self._pads(name, device, head_dim))
+            if cost < least:
+                best, least = name, cost
         return best
 
 
@@ -271,7 +269,7 @@ TREE = Chooser(
             "flash-attn-4",
             (9, 0),
             head_dims=range(8, 129, 8),
-            padded_on_9=ROUNDED_TWO_WAYS,
+            wrong_on_9=ROUNDED_TWO_WAYS,  # padded, no pack was timed
             row=40.2,
             pair=0.0739,
             gathered=10.2,
@@ -313,6 +311,7 @@ SEQUENCES = Chooser(
             head_dims=range(8, 129, 8),
             padded_on_9=ROUNDED_TWO_WAYS,
             row=16.3,
+            padded_row=20.0,
             pair=0.0383,
             sequence=4800,
         ),
