@@ -104,27 +104,25 @@ def loop_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
     """Loops of EPOCHS steps, each over all samples."""
     work = device_work()
 
-    def by_hand() -> int:
-        done = 0
+    def by_hand() -> list[float]:
+        worked = []
         for _ in range(EPOCHS):
             for members in mp.plan(samples, max_tokens=MAX_TOKENS, share_prefix=True).bins:
                 batch = mp.pack([samples[i] for i in members], share_prefix=True).to(DEVICE)
-                work(batch)
-                done += 1
-        return done
+                worked.append(work(batch))
+        return worked
 
-    def loaded(prefetch: int) -> int:
+    def loaded(prefetch: int) -> list[float]:
         options: dict[str, Any] = {"max_tokens": MAX_TOKENS, "share_prefix": True}
-        done, begun = 0, time.perf_counter()
+        worked, begun = [], time.perf_counter()
         with PackLoader(
             steps=[samples] * EPOCHS, device=DEVICE, prefetch=prefetch, **options
         ) as loader:
             for step in loader:
                 for batch in step:
                     first.append(time.perf_counter() - begun)
-                    work(batch)
-                    done += 1
-        return done
+                    worked.append(work(batch))
+        return worked
 
     first: list[float] = []
     rows: list[dict[str, Any]] = []
@@ -133,11 +131,10 @@ def loop_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
         call()  # pinned and device memory are kept from here on
         first.clear()
         start = time.perf_counter()
-        batches = call()
+        worked = call()
         taken = time.perf_counter() - start
-        exposed = taken - batches * WORK_SECONDS
-        rows.append({"case": f"{kind}, loop", "who": who, "ms": taken * 1e3, "batches": batches})
-        rows[-1]["exposed_ms"] = exposed * 1e3
+        rows.append({"case": f"{kind}, loop", "who": who, "ms": taken * 1e3})
+        rows[-1] |= {"batches": len(worked), "exposed_ms": (taken - sum(worked)) * 1e3}
     hand, loader = (row["exposed_ms"] for row in rows)
     waited = first[0] * 1e3
     rows[-1] |= {"first_ms": waited, "hidden": 1 - loader / hand}
@@ -145,19 +142,29 @@ def loop_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
     return rows
 
 
-def device_work() -> Callable[[Any], None]:
-    """Waits until the device has worked WORK_SECONDS on a batch."""
+def device_work() -> Callable[[Any], float]:
+    """Waits until the device has worked on a batch, for about WORK_SECONDS; gives the seconds that it did."""
     if not CUDA:
-        return lambda batch: time.sleep(WORK_SECONDS)
+        return slept
     cycles = 100_000_000
     ms = gpu.milliseconds(lambda: torch.cuda._sleep(cycles), repeats=3, warmups=1)
     wanted = int(cycles * WORK_SECONDS * 1e3 / ms)
 
-    def work(batch: Any) -> None:
+    def work(batch: Any) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         torch.cuda._sleep(wanted)
-        torch.cuda.synchronize()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / 1e3  # the clock follows the load: no two sleeps are alike
 
     return work
+
+
+def slept(batch: Any) -> float:
+    start = time.perf_counter()
+    time.sleep(WORK_SECONDS)
+    return time.perf_counter() - start
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -32,10 +32,11 @@ Seconds are the median of at least two steps after the first. *First* is the fir
 recomputation, backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without
 need: padding, or a prompt once more. Recomputation counts in full, though torch skips each layer's last product.
 
-Rows were measured on several days and cards. Some ran beside other rows on the other cards of one machine: those of
-Qwen3-VL-8B that are padded or have four pictures, and those with a profile. Pictures of 1,024 patches and more ran on
-FlashAttention-4 in the tower. mmpack now refuses it for these heads on Hopper, where its dq is
-[wrong](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper).
+Rows were measured on several days and cards. Those held kind by kind (below) ran alone, and their towers on
+`varlen_attn`; now, on Hopper, FlashAttention-4 takes large pictures,
+[padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). The others ran before that: pictures of 1,024
+patches and more on FlashAttention-4 without padding, whose dq was wrong, and some rows beside others on other cards of
+one machine. Where the time goes was recorded in earlier runs of these rows.
 """
 BY_KIND = (
     "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "
@@ -257,7 +258,7 @@ def _bar(value: float | str | None) -> str:
 def _table(head: list[str], body: list[list[str]]) -> str:
     """Columns that are figures for the most part stand to the right."""
     columns = zip(*body, strict=True) if body else [()] * len(head)
-    right = [2 * sum(cell[:1].isdigit() for cell in cells) > len(cells) for cells in columns]
+    right = [2 * sum(c[:1].isdigit() for c in cells) > sum(map(bool, cells)) for cells in columns]
     lines = [head, [" ---: " if r else " --- " for r in right], *body]
     return (
         "\n".join(

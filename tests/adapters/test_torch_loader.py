@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, DistributedSampler
 
 import mmpack as mp
 from mmpack.adapters.torch import PackLoader
+from mmpack.adapters.torch.step import Step
 from mmpack.errors import ArgumentError, SchemaError
 
 OPTIONS = {"max_tokens": 40, "share_prefix": True}
@@ -257,6 +258,27 @@ def test_what_a_resumed_step_knows():
     step = next(steps := iter(loader))
     assert (step.number, step.first) == (0, 0)
     steps.close()
+
+
+def test_tokens_are_hashed_only_for_a_state(monkeypatch):
+    """In the loop, the host would take longer than packing does ahead."""
+    asked = []
+    whole = Step.digest.func
+
+    def digest(step):
+        asked.append(step.number)
+        return whole(step)
+
+    monkeypatch.setattr(Step, "digest", property(digest))
+    with make() as loader:
+        for step in loader:
+            for _ in step:
+                pass
+        assert asked == []
+        step = next(steps := iter(loader))
+        next(iter(step))
+        assert loader.state_dict()["batch"] == 1 and asked == [step.number]
+        steps.close()
 
 
 def test_set_epoch_keeps_a_place_of_its_epoch_only():

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from mmpack.adapters.torch.loader import STATE_VERSION, PackLoader, Place
 from mmpack.adapters.torch.mover import Mover
+from mmpack.adapters.torch.step import Cut, digest_of_cut
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.schema.dead_letters import DeadLetter
@@ -56,17 +57,20 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             )
         self.loader = loader
         self._next, self._done = Place(), 0
-        self._digest: str | None = None
+        self._cut: Cut = None
         self._resumes = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cut": digest_of_cut(self._cut)}
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next loop. A place that was loaded stays if it is in this epoch."""
         if epoch != self._next.epoch:
-            self._next, self._digest, self._done, self._resumes = Place(epoch), None, 0, False
+            self._next, self._cut, self._done, self._resumes = Place(epoch), None, 0, False
 
     def __iter__(self) -> Generator[StepBatch, None, None]:
         if not self._resumes:
-            self._next, self._digest, self._done = Place(self._next.epoch), None, 0
+            self._next, self._cut, self._done = Place(self._next.epoch), None, 0
         self._resumes = False
         info = get_worker_info()
         if info is not None and info.num_workers > 1 and self.loader.dead_letters is not None:
@@ -86,8 +90,8 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
                 yield number % workers == worker
 
         loader, mover = self.loader, Mover(torch.device("cpu"))
-        for step, k, batch, _ in loader._made(self._next, self._digest, mover, turns()):
-            self._next, self._digest = loader._after(step, k + 1)
+        for step, k, batch, _ in loader._made(self._next, digest_of_cut(self._cut), mover, turns()):
+            self._next, self._cut = loader._after(step, k + 1)
             self._done = done
             last = k + 1 == len(step.bins)
             totals = (step.total_tokens, step.total_samples)
@@ -101,7 +105,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             "batches": self._done,
             "order": dict(self.loader.order),
             "planned": dict(self.loader.planned),
-            "step_digest": self._digest,
+            "step_digest": digest_of_cut(self._cut),
             "samples_digest": self.loader._samples or self.loader._loaded,
         }
 
@@ -112,5 +116,5 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
                 "PackBatches: this is not a state of PackBatches. Fix: pass what its state_dict() returned"
             )
         self.loader.load_state_dict(state)
-        self._next, self._digest = self.loader._next, self.loader._digest
+        self._next, self._cut = self.loader._next, self.loader._cut
         self._done, self._resumes = state["batches"], True

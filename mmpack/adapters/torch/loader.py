@@ -15,7 +15,7 @@ from mmpack.adapters.torch.arguments import changes, check_numbers, check_source
 from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
-from mmpack.adapters.torch.step import Step, digest_of
+from mmpack.adapters.torch.step import Cut, Step, digest_of, digest_of_cut
 from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
@@ -147,7 +147,7 @@ class PackLoader:
         }
         self.pad_to_multiple_of = pad_to_multiple_of
         self._next = Place()
-        self._digest: str | None = None  # of the step that `_next` is in the middle of
+        self._cut: Cut = None  # what `_next` is in the middle of
         self._resumes = False
         self._ahead: Ahead[_Made] | None = None
         self._groups: list[list[int]] | None = None
@@ -163,7 +163,7 @@ class PackLoader:
         """The epoch of the next loop. A place that was loaded stays if it is in this epoch."""
         check_whole("PackLoader", "epoch", epoch, least=0)
         if epoch != self._next.epoch:
-            self._next, self._digest, self._resumes = Place(epoch), None, False
+            self._next, self._cut, self._resumes = Place(epoch), None, False
             self._loaded = None
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class PackLoader:
 
     def __iter__(self) -> Iterator[Step]:
         if not self._resumes:
-            self._next, self._digest = Place(self._next.epoch), None
+            self._next, self._cut = Place(self._next.epoch), None
         self.close()
         return self._read()
 
@@ -185,7 +185,7 @@ class PackLoader:
             **asdict(self._next),
             "order": dict(self.order),
             "planned": dict(self.planned),
-            "step_digest": self._digest,
+            "step_digest": digest_of_cut(self._cut),
             "samples_digest": self._samples or self._loaded,
         }
 
@@ -218,7 +218,7 @@ class PackLoader:
             )
         self.close()
         self._next = Place(state["epoch"], state["step"], state["batch"], state.get("source"))
-        self._digest, self._resumes = state["step_digest"], True
+        self._cut, self._resumes = state["step_digest"], True
         self._loaded = state["samples_digest"]
 
     def close(self) -> None:
@@ -235,7 +235,8 @@ class PackLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the loop in progress; a copy begins where this one is."""
-        return self.__dict__ | {"_ahead": None, "_resumes": True}
+        cut = digest_of_cut(self._cut)
+        return self.__dict__ | {"_ahead": None, "_resumes": True, "_cut": cut}
 
     # in the thread
 
@@ -377,7 +378,9 @@ class PackLoader:
     def _read(self) -> Iterator[Step]:
         self.close()
         start, mover, self._resumes = self._next, Mover(self.device), False
-        ahead = Ahead(self._made(start, self._digest, mover), self.prefetch, "PackLoader")
+        ahead = Ahead(
+            self._made(start, digest_of_cut(self._cut), mover), self.prefetch, "PackLoader"
+        )
         self._ahead = ahead
         try:
             made = next(ahead, None)
@@ -386,16 +389,16 @@ class PackLoader:
                 made = None  # a batch is held by its reader alone
                 batches = self._batches(step, box, ahead, mover)
                 step._batches = batches
-                self._next, self._digest = self._after(step, step.first)
+                self._next, self._cut = self._after(step, step.first)
                 yield step
                 batches.close()  # who still holds the step takes none of the next one's
                 step._batches = None
                 # also where the reader left the step before its end
-                self._next, self._digest = self._after(step, len(step.bins))
+                self._next, self._cut = self._after(step, len(step.bins))
                 made = next(ahead, None)
                 while made is not None and made.step is step:
                     made = next(ahead, None)
-            self._next, self._digest = Place(start.epoch + 1), None
+            self._next, self._cut = Place(start.epoch + 1), None
         finally:
             ahead.close()
 
@@ -406,18 +409,18 @@ class PackLoader:
         for k in range(step.first, len(step.bins)):
             if not box:
                 box.append(next(ahead))
-            self._next, self._digest = self._after(step, k + 1)
+            self._next, self._cut = self._after(step, k + 1)
             made = box.pop()
             batch = [mover.receive(made.batch, made.event)]
             del made
             yield batch.pop()
 
-    def _after(self, step: Step, done: int) -> tuple[Place, str | None]:
-        """The place behind `done` batches of a step, and its digest in the middle of one."""
+    def _after(self, step: Step, done: int) -> tuple[Place, Cut]:
+        """The place behind `done` batches of a step, and the step where it is in the middle."""
         before, after = step.places
         if done == len(step.bins):
             return Place(step.epoch, step.number + 1, 0, after), None
-        return Place(step.epoch, step.number, done, before), step.digest if done else None
+        return Place(step.epoch, step.number, done, before), step if done else None
 
 
 def _group_of(item: Any, i: int) -> str:

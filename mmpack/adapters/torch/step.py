@@ -85,6 +85,14 @@ class Step:
         return digest_of([contents, self.plan.bins, self.plan.ranks, self.plan.share])
 
 
+Cut = Step | str | None  # a step that a place is in the middle of, or its digest, as states have it
+
+
+def digest_of_cut(cut: Cut) -> str | None:
+    """A step's digest is made only when it is asked for: it reads all tokens."""
+    return cut.digest if isinstance(cut, Step) else cut
+
+
 def digest_of(value: Any) -> str:
     """sha256 hex of plain values."""
     text = canonical_json({"of": value})

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.chain.axes import padded_alone, reference, within_mode
+from mmpack.adapters.transformers.chain.axes import (
+    OWN_ATTENTION,
+    padded_alone,
+    reference,
+    within_mode,
+)
 from mmpack.adapters.transformers.chain.exact import exact_copy, exact_logprobs, plain_logprobs
 from mmpack.adapters.transformers.chain.problem import KL_COEF, Problem, make_problem
 from mmpack.adapters.transformers.chain.run import Way, run
@@ -24,12 +29,14 @@ class Prepared:
     """A model and what every run on it is compared with.
 
     `alone`: rows of the reference itself beside transformers' own attention and torch's head, in the same dtype:
-    what the reference is off is allowed to every run, so it is held to them first.
+    what the reference is off is allowed to every run, so it is held to them first. `own`: the reference of runs whose
+    attention is transformers' own; None within the invariant mode, which refuses these.
     """
 
     model: Any
     problem: Problem
     reference: Record
+    own: Record | None
     exact: Record
     bounds: Bounds
     uncached: list[Sample]  # the same samples of a processor that keeps nothing
@@ -37,9 +44,9 @@ class Prepared:
 
     def rows(self, axis: str, value: str, record: Record, equal: Equal) -> list[Row]:
         partial = axis == "prefix_cache"
-        return compare(
-            axis, value, record, self.reference, self.exact, equal, self.bounds, partial=partial
-        )
+        beside = self.own if (axis, value) in OWN_ATTENTION else self.reference
+        assert beside is not None
+        return compare(axis, value, record, beside, self.exact, equal, self.bounds, partial=partial)
 
 
 def prepare(options: Options, device: torch.device) -> Prepared:
@@ -63,8 +70,9 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     # some modules note things in their first forward, and kernels are chosen
     take = within_mode(reference) if options.invariant else reference
     take(model, problem)
-    own = take(model, problem)
-    way = Way(attached=False, logprobs=plain_logprobs)
-    plain = run(model, problem, padded_alone(model, problem), way)
-    rows = compare("alone", "attached", own, plain, exact, Equal(), bounds)
-    return Prepared(model, problem, own, exact, bounds, uncached, rows)
+    attached = take(model, problem)
+    rectangles = padded_alone(model, problem)
+    plain = run(model, problem, rectangles, Way(attached=False, logprobs=plain_logprobs))
+    rows = compare("alone", "attached", attached, plain, exact, Equal(), bounds)
+    own = None if options.invariant else run(model, problem, rectangles, Way(attached=False))
+    return Prepared(model, problem, attached, own, exact, bounds, uncached, rows)

@@ -94,6 +94,13 @@ def test_what_is_equal_in_every_layout(made):
         assert all(row.equal for row in stored.values() if not row.not_run)
 
 
+def test_transformers_own_attention_is_held_to_itself_alone(made):
+    """Its errors are not ours: a model whose own layers round more is no fault of a layout."""
+    beside_none = dataclasses.replace(made, reference=None)
+    own = beside_none.rows("padding", "left, own attention", made.own, Equal())
+    assert all(row.equal and row.reference_error == row.error for row in own)
+
+
 def test_a_cached_prefix_leaves_its_rows_out(made):
     if not takes_encoded_media(made.model):
         pytest.skip("this transformers takes no encoded media")

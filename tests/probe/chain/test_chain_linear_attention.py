@@ -13,9 +13,7 @@ pytestmark = pytest.mark.slow
 
 def test_layouts_are_within_the_contract():
     report = chain(Options("qwen3.5", axes=["padding", "packed", "shared", "prefix_cache"]))
-    # the model's own layers, unattached: they sum padding within their chunks of 64 rows
-    not_ours = [r for r in report.beyond if r.value.endswith("own attention")]
-    assert report.beyond == not_ours, list(report.lines())
+    assert report.ok, list(report.lines())
     stages = {(r.axis, r.stage) for r in report.rows if not r.not_run}
     for axis in ("padding", "packed", "shared"):
         assert {(axis, s) for s in ("qkv", "rotary", "attention", "o", "logprob")} <= stages
