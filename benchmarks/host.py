@@ -14,9 +14,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import on_host
 import torch
 
 import mmpack as mp
@@ -33,7 +31,7 @@ from mmpack.layout.forest import build_forest
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing
 
-RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("numpy", "torch", "transformers", "trl", "verl")
 FAMILY = get_family("qwen2_5_vl")
 SHORT = 1 / 8  # of the work, with --quick
 
@@ -51,7 +49,7 @@ class Case(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "host.json")
+    parser.add_argument("--out", type=Path, default=on_host.RESULTS / "host.json")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="an eighth of the work; no file")
     args = parser.parse_args()
@@ -60,7 +58,8 @@ def main() -> int:
     for row in rows:
         print(json.dumps(row), flush=True)
     if not args.quick:
-        write(args.out, rows)
+        packages = [p for p in PACKAGES if installed(p)]
+        on_host.write(args.out, "host", rows, packages, one_core=True)
     missed = [row for row in rows if row.get("x_faster", row.get("floor", 0)) < row.get("floor", 0)]
     for row in missed:
         print(f"{row['what']}: {row['x_faster']:.3g} x {row['peer']}, below {row['floor']:.3g}")
@@ -324,20 +323,6 @@ def installed(name: str) -> bool:
 
 def lacks(name: str, what: str) -> dict[str, Any]:
     return {"name": what, "did_not_run": f"{name} is not installed"}
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    packages = [p for p in ("numpy", "torch", "transformers", "trl", "verl") if installed(p)]
-    report = {
-        "op": "host",
-        "command": shlex.join(["python", *sys.argv]),
-        "device": f"one of {len(os.sched_getaffinity(0))} cores, {platform.machine()}",
-        "versions": {"python": platform.python_version()}
-        | {p: importlib.metadata.version(p) for p in packages},
-        "floors": {},
-        "rows": rows,
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ a driver joins them and deals them to two ranks, each by pickle through pipes. `
 samples, above what they took before, and the whole store. Both ways must give the ranks the same pixels, or nothing is
 reported.
 
-    .venv-verl/bin/python benchmarks/media_by_reference.py [--prompts 64] [--out FILE.json]
+    .venv-verl/bin/python benchmarks/media_by_reference.py [--prompts 64] [--out FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import pickle
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_host
 
 import mmpack as mp
 from mmpack.blobs import SharedBlobs, take
@@ -34,7 +34,7 @@ WAYS = ("DataProto", "reference float32", "reference uint8")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=on_host.RESULTS / "media_by_reference.json")
     args = parser.parse_args()
     rows = [measured(way, args.prompts) for way in WAYS]
     if len({row.pop("pixels") for row in rows[:2]}) != 1:
@@ -44,8 +44,9 @@ def main() -> None:
     for row in rows:
         numbers = f"{row['pipes_mib']:11.1f}{row['store_mib']:11.1f}{row['held_mib']:10.1f}"
         print(f"{row['way']:20}{numbers}{row['seconds']:9.2f}")
-    if args.out:
-        args.out.write_text(json.dumps({"prompts": args.prompts, "rows": rows}, indent=2) + "\n")
+    of_all = {"samples": args.prompts * RESPONSES, "pictures": args.prompts * PICTURES}
+    packages = ("numpy", "torch", "tensordict", "verl")
+    on_host.write(args.out, "media_by_reference", [of_all | row for row in rows], packages)
 
 
 def measured(way: str, prompts: int) -> dict[str, Any]:

@@ -10,20 +10,16 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_host
 import pyarrow.parquet as pq
 
 import mmpack as mp
@@ -32,7 +28,6 @@ from mmpack.layout.fingerprint import cache_key, fingerprint
 
 FAMILY = "qwen2_5_vl"
 KINDS, FORMATS = ("required", "full"), ("parquet", "jsonl")
-RESULTS = Path(__file__).parent / "results"
 PROCESSOR = {
     "tokenizer": {"vocab": "ab" * 32, "special": {"<|image_pad|>": 151655, "<|im_end|>": 151645}},
     "chat_template": "cd" * 32,
@@ -54,7 +49,7 @@ PROCESSOR = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path, default=RESULTS / "parity_speed.json")
+    parser.add_argument("--out", type=Path, default=on_host.RESULTS / "parity_speed.json")
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--images", type=int, default=4)
@@ -69,7 +64,7 @@ def main() -> None:
         for kind in args.kind or KINDS:
             rows.append(measured(args, kind, suffix))
             print(json.dumps(rows[-1]), flush=True)
-    write(args.out, rows)
+    on_host.write(args.out, "parity_speed", rows, ("numpy", "pyarrow"))
 
 
 def measured(args: argparse.Namespace, kind: str, suffix: str) -> dict[str, Any]:
@@ -96,23 +91,6 @@ def measured(args: argparse.Namespace, kind: str, suffix: str) -> dict[str, Any]
         "x_reading": statistics.median(ratios),
         "us_each": 1e6 * statistics.median(compare) / args.samples,
     }
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    report = {
-        "op": "parity_speed",
-        "command": shlex.join(["python", *sys.argv]),
-        "device": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
-        "versions": {"python": platform.python_version()}
-        | {p: importlib.metadata.version(p) for p in ("numpy", "pyarrow")},
-        "floors": {},
-        "rows": [{k: _short(v) for k, v in row.items()} for row in rows],
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _readers(paths: list[Path], suffix: str) -> dict[str, Callable[[], Any]]:

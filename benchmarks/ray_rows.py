@@ -1,16 +1,19 @@
 """Tiny samples through Ray Data's actor, against a plain loop: rows a second, and the memory of all processes.
 
-    .venv-plane/bin/python benchmarks/ray_rows.py --rows 100000
+    .venv-plane/bin/python benchmarks/ray_rows.py [--rows 30000 100000] [--out FILE]
 
 A row is a short message and a short answer; what is timed is from rows to samples in this process, pictures aside.
 Memory is the proportional set size (PSS) of this process and its children, Ray's store among them, sampled each second,
-above what it was when the run began: the largest of the run, and of each tenth of it. What is bounded stays level.
+above what it was when the run began, before Ray did: the largest of the run, and of each tenth of it. What is bounded
+stays level. The plain loop takes the first number of rows, Ray each of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_host
 import psutil
 import ray
 
@@ -28,6 +32,7 @@ from mmpack.adapters.ray import map_samples, to_samples
 from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 BATCH = 256
+PLAIN, RAY = "a plain loop in this process", "Ray Data"
 
 
 def row(i: int) -> dict[str, Any]:
@@ -98,45 +103,52 @@ def _pss() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000])
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--store-mib", type=int, default=200)
-    parser.add_argument("--only", choices=("plain loop", "ray"))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=on_host.RESULTS / "ray_rows.json")
+    parser.add_argument("--child", choices=(PLAIN, RAY), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    processor = mp.wrap_processor(qwen_vl_processor())
-    function = ProcessRows(processor)
-    ray.init(
-        num_cpus=options.actors + 1,
-        object_store_memory=options.store_mib * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-    )
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    through_ray(BATCH, function, options.actors)  # starts workers
-    found = {}
-    for name, run in (
-        ("plain loop", lambda: plain(options.rows, function)),
-        ("ray", lambda: through_ray(options.rows, function, options.actors)),
-    ):
-        if options.only not in (None, name):
-            continue
-        with Memory() as memory:
-            began = time.perf_counter()
-            count = run()
-            seconds = time.perf_counter() - began
-        if count != options.rows:
-            raise SystemExit(f"{name}: {count} samples of {options.rows} rows")
-        found[name] = {
-            "seconds": round(seconds, 1),
-            "rows_per_second": round(count / seconds, 1),
-            "peak_mib": round(max(memory.found)),
-            "peak_mib_by_tenth": memory.tenths(),
-        }
-        print(name, json.dumps(found[name]), flush=True)
-    ray.shutdown()
-    if options.out is not None:
-        options.out.write_text(json.dumps({"rows": options.rows, **found}, indent=1) + "\n")
+    if options.child:
+        row = measured(options.child, options.rows[0], options.actors, options.store_mib)
+        return print(json.dumps(row), flush=True)
+    runs = [(PLAIN, options.rows[0]), *((RAY, count) for count in options.rows)]
+    rows = [in_a_process(*run) for run in runs]
+    of_all = {"actors": options.actors, "store_mib": options.store_mib}
+    on_host.write(options.out, "ray_rows", [of_all | row for row in rows], ("numpy", "ray"))
+
+
+def in_a_process(who: str, count: int) -> dict[str, Any]:
+    """A run's row; a process of its own, since what an earlier run left would count as its memory."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--child", who, "--rows", str(count)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    line = done.stdout.splitlines()[-1]
+    print(line, flush=True)
+    row: dict[str, Any] = json.loads(line)
+    return row
+
+
+def measured(who: str, rows: int, actors: int, store_mib: int) -> dict[str, Any]:
+    function = ProcessRows(mp.wrap_processor(qwen_vl_processor()))
+    plain(BATCH, function)  # imports
+    with Memory() as memory:
+        if who == RAY:
+            ray.init(
+                num_cpus=actors + 1,
+                object_store_memory=store_mib * 2**20,
+                include_dashboard=False,
+                log_to_driver=False,
+            )
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            through_ray(BATCH, function, actors)  # starts workers
+        began = time.perf_counter()
+        count = plain(rows, function) if who == PLAIN else through_ray(rows, function, actors)
+        seconds = time.perf_counter() - began
+    if count != rows:
+        raise SystemExit(f"{who}: {count} samples of {rows} rows")
+    row = {"who": who, "rows": rows, "seconds": seconds, "rows_per_second": count / seconds}
+    row |= {"peak_mib": round(max(memory.found)), "peak_mib_by_tenth": memory.tenths()}
+    return row
 
 
 if __name__ == "__main__":

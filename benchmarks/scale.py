@@ -8,11 +8,7 @@ rows, `--check` says whether it is there. No GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
 import sys
 import tempfile
 import textwrap
@@ -22,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import on_host
 import parity_speed
 from host import lengths
 from host import makespan as largest_over_mean
@@ -31,7 +28,7 @@ from mmpack.blobs import SharedBlobs
 from mmpack.planning.balance import balance
 from mmpack.planning.bfd import best_fit_decreasing
 
-RESULTS = Path(__file__).parent / "results" / "scale.json"
+RESULTS = on_host.RESULTS / "scale.json"
 STEPS = RESULTS.with_name("step.json")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 BEGIN, END = "<!-- figures: benchmarks/scale.py -->\n", "<!-- /figures -->\n"
@@ -50,7 +47,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 if it is another")
     args = parser.parse_args()
     if not (args.page or args.check):
-        write([row for group in (plans, traces, blobs, letters) for row in group()])
+        rows = [row for group in (plans, traces, blobs, letters) for row in group()]
+        on_host.write(RESULTS, "scale", rows, ("numpy", "torch", "pyarrow"), one_core=True)
         return 0
     found = PAGE.read_text(encoding="utf-8")
     wanted = with_table(found, json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
@@ -156,20 +154,6 @@ def letters() -> Iterator[dict[str, Any]]:
         paths = iter(Path(folder) / f"{k}.jsonl" for k in range(RUNS))
         ms = cpu_ms(lambda: mp.DeadLetters(next(paths)).add(dead))
         yield row("dead letter", count, ms, (Path(folder) / "0.jsonl").stat().st_size)
-
-
-def write(rows: list[dict[str, Any]]) -> None:
-    packages = ("numpy", "torch", "pyarrow")
-    report = {
-        "op": "scale",
-        "command": shlex.join(["python", *sys.argv]),
-        "device": f"one of {len(os.sched_getaffinity(0))} cores, {platform.machine()}",
-        "versions": {"python": platform.python_version()}
-        | {p: importlib.metadata.version(p) for p in packages},
-        "floors": {},
-        "rows": rows,
-    }
-    RESULTS.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- reckoning -----------------------------------------------------------------------------------

@@ -8,11 +8,7 @@ No GPU.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -23,11 +19,11 @@ from pathlib import Path
 import av
 import decord
 import numpy as np
+import on_host
 from torchcodec.decoders import VideoDecoder
 
 from mmpack.video import decode
 
-RESULTS = Path(__file__).parent / "results"
 TOTAL, THREADS = 300, 2
 FRAMES = np.linspace(0, TOTAL - 1, 32).round().astype(int).tolist()
 SIZES = {"360p": (640, 360), "1080p": (1920, 1080)}
@@ -36,7 +32,7 @@ GOPS = (250, 30)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "video_decode.json")
+    parser.add_argument("--out", type=Path, default=on_host.RESULTS / "video_decode.json")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     rows = []
@@ -46,16 +42,7 @@ def main() -> None:
                 path = str(Path(folder) / f"{name}-{gop}.mp4")
                 encode(path, size, gop)
                 rows += measured(path, {"clip": name, "keyframe_every": gop}, args.rounds)
-    report = {
-        "op": "video_decode",
-        "command": shlex.join(["python", *sys.argv]),
-        "device": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
-        "versions": {"python": platform.python_version()}
-        | {p: importlib.metadata.version(p) for p in ("av", "decord", "torchcodec")},
-        "floors": {},
-        "rows": rows,
-    }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    on_host.write(args.out, "video_decode", rows, ("av", "decord", "torchcodec"))
     for row in rows:
         print(json.dumps(row))
 

@@ -1,11 +1,11 @@
-"""Charts of the host: planning and packing, comparing traces, decoding clips, and what a sample costs."""
+"""Charts of the host: planning, packing, traces, clips, what a sample costs, and what its pictures do on their way."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from charts.draw import Bar, Chart, Group, Headline, Panel
-from charts.pick import Row, cases, digits, fraction, memory, microseconds, milliseconds
+from charts.pick import Row, cases, digits, fraction, memory, microseconds, milliseconds, one
 
 _HEADLINES = {
     "best-fit-decreasing, 50,000": "bins, 50,000 samples",
@@ -143,3 +143,48 @@ def _predicted(row: Row) -> Bar:
     ratio, took = row["left_out"], f"{digits(row['seconds'])} s"
     said = f"{took}, not left out" if ratio is None else f"{fraction(ratio)} × {took}"
     return Bar(name, ratio, said, "own")
+
+
+def media(report: dict[str, Any]) -> Chart:
+    rows = report["rows"]
+    names = {
+        "DataProto": "verl's DataProto",
+        "reference float32": "by reference, float32",
+        "reference uint8": "by reference, uint8",
+    }
+    panels = []
+    for column, said in (
+        ("held_mib", "MiB that all processes hold, the store included; shorter is better"),
+        ("pipes_mib", "MiB through the processes' pipes; shorter is better"),
+    ):
+        bars = []
+        for row in rows:
+            kind = "peer" if row["way"] == "DataProto" else "own"
+            bars.append(Bar(names[row["way"]], row[column], f"{digits(row[column])} MiB", kind))
+        panels.append(Panel(said, [Group("", bars)]))
+    theirs, ours = (one(rows, way=way)["held_mib"] for way in ("DataProto", "reference uint8"))
+    return Chart(
+        "How much memory do a step's pictures take on their way to the ranks?",
+        panels,
+        f"{rows[0]['samples']} samples with 4 pictures each, 8 responses a prompt: {rows[0]['pictures']} pictures of "
+        f"112 × 112, from two rollout processes through a driver to two ranks. verl's DataProto holds "
+        f"{digits(theirs / ours)} times as much as references to bytes do.",
+    )
+
+
+def ray_rows(report: dict[str, Any]) -> Chart:
+    rows = report["rows"]
+    speed, peaks = [], []
+    for row in rows:
+        name = f"{row['who']}, {row['rows']:,} rows"
+        kind = "own" if row["who"] == "Ray Data" else "peer"
+        speed.append(Bar(name, row["rows_per_second"], digits(row["rows_per_second"]), kind))
+        peaks.append(Bar(name, row["peak_mib"], f"{digits(row['peak_mib'])} MiB", kind))
+    return Chart(
+        "How fast is the wrapped processor in Ray Data, and in how much memory?",
+        [
+            Panel("rows a second; longer is faster", [Group("", speed)]),
+            Panel("MiB of all processes at most; shorter is better", [Group("", peaks)]),
+        ],
+        "Short rows of text, from rows to samples in the process that asks; one actor, on two cores.",
+    )
