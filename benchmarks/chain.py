@@ -92,7 +92,7 @@ def main() -> None:
             at_once = 1 if part == "ranks" else options.at_once or cards
             found = measured(runs, keep, at_once, cards)
             rows += found
-            gpu.write(options.out, NAME, {}, merged(options.out, rows))
+            gpu.write(options.out, NAME, {}, merged(options.out, rows), commands(options.out))
 
 
 def at_least_one(text: str) -> int:
@@ -100,6 +100,12 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} runs. Fix: pass 1 or more")
     return number
+
+
+def commands(path: Path) -> list[str]:
+    """Those that the file's rows are of."""
+    report = json.loads(path.read_text()) if path.exists() else {}
+    return report.get("commands") or [report[name] for name in ("command",) if name in report]
 
 
 def merged(path: Path, rows: list[Row]) -> list[Row]:

@@ -42,14 +42,21 @@ def main() -> None:
     if options.child:
         return run(options)
     kinds = ("eager", "compiled") if options.compile is None else (KINDS[options.compile],)
-    rows = []
+    states = {"eager": ("empty", "full"), "compiled": ("empty", "full", "ahead")}
+    left = [(layers, state) for layers in kinds for state in states[layers]]
+    rows: list[dict[str, Any]] = []
     for layers in kinds:
         with tempfile.TemporaryDirectory() as folder:
             caches = {name: str(Path(folder) / part) for name, part in CACHES.items()}
-            states = ("empty", "full", "ahead") if layers == "compiled" else ("empty", "full")
-            for state in states:
+            for state in states[layers]:
                 rows.append(process(layers, state, caches, Path(folder)))
-                write(options, rows)
+                left.pop(0)
+                write(options, rows, [not_reached(*other) for other in left])
+
+
+def not_reached(layers: str, state: str) -> dict[str, Any]:
+    """The row of a process that did not start yet: it stays if the run is cut off."""
+    return {"name": f"{layers} layers, caches {state}", "did_not_run": "the run ended before it"}
 
 
 def process(layers: str, state: str, caches: dict[str, str], folder: Path) -> dict[str, Any]:
@@ -86,12 +93,16 @@ def row_of(layers: str, state: str, parts: list[dict[str, Any]]) -> dict[str, An
         "more_seconds": first["seconds"] - usual,
         "kernels_compiled": first["triton_compiled"],
         "graphs": int(first["more"].get("stats unique_graphs", 0)),
+        "compiler_seconds": first["more"].get("s of entire_frame_compile"),
+        "backend_seconds": first["more"].get("s of backend_compile"),
     }
     ahead = [part for part in parts if part["part"] == "ahead"]
     return row | ({"ahead_seconds": ahead[0]["seconds"]} if ahead else {})
 
 
-def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def write(
+    options: argparse.Namespace, rows: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> None:
     """The report so far, on a GPU, of all layers; elsewhere the last row."""
     import gpu
     import torch
@@ -105,7 +116,7 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         print(json.dumps(rows[-1]), flush=True)
         return
     of_all = {"model": f"Qwen2.5-VL, {options.size}", "decoder_layers": options.layers}
-    gpu.write(options.out, "first_step", {}, [of_all | row for row in rows])
+    gpu.write(options.out, "first_step", {}, [*(of_all | row for row in rows), *others])
 
 
 def parsed() -> argparse.Namespace:

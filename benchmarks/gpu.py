@@ -15,7 +15,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +166,21 @@ def arguments(name: str, **extra: dict[str, Any]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any]]) -> None:
+def write(
+    out: Path,
+    op: str,
+    floors: dict[str, float],
+    rows: list[dict[str, Any]],
+    earlier: Sequence[str] = (),
+) -> None:
     """Write the results of one op as JSON, each row one measurement, and print them one per line.
 
-    `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product.
+    `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product. `earlier`: commands that measured some
+    of the rows before.
     """
     report = {"op": op, "command": command(), **machine()}
+    if earlier:
+        report["commands"] = list(dict.fromkeys([*earlier, command()]))
     report |= {"floors": short(floors), "rows": [short(row) for row in rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
@@ -180,10 +189,10 @@ def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any
 
 
 def command() -> str:
-    """How the benchmark was called, less `--out`: where a file went is of no interest to others."""
+    """How the benchmark was called, less `--out` and `--keep`: where a file went is of no interest to others."""
     words = list(sys.argv)
-    if "--out" in words:
-        at = words.index("--out")
+    for option in {"--out", "--keep"} & {*words}:
+        at = words.index(option)
         del words[at : at + 2]
     return shlex.join(["python", *words])
 

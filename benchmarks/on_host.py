@@ -23,7 +23,7 @@ def write(
     report = {
         "op": op,
         "command": shlex.join(["python", *sys.argv]),
-        "device": "one of " * one_core + cores,
+        "device": f"one of {cores}" if one_core else cores,
         "versions": {"python": platform.python_version()}
         | {p: importlib.metadata.version(p) for p in packages},
         "floors": {},
@@ -33,5 +33,5 @@ def write(
 
 
 def short(value: Any) -> Any:
-    """Four digits."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    """Six digits."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

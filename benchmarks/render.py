@@ -192,9 +192,7 @@ def _step_page(steps: dict[str, Any], results: Path, chart: draw.Chart | None, r
 
 def _op_page(name: str, op: dict[str, Any], chart: draw.Chart) -> str:
     head = f"# Performance: {op['op']}\n"
-    note = OF_GPU if "GPU" in op["device"] or "NVIDIA" in op["device"] else OF_HOST
-    if not op["floors"] and note == OF_GPU:
-        note = OF_RUNS
+    note = OF_RUNS if op["op"] == "chain" else OF_GPU if op["floors"] else OF_HOST
     source = f"{SOURCE}; the whole step is in [performance](../performance.md).{note}"
     return "\n".join([head, _shown(chart, f"{name}.svg"), _ran(op), source, _tables(op)])
 

@@ -181,7 +181,7 @@ def ray_rows(report: dict[str, Any]) -> Chart:
         speed.append(Bar(name, row["rows_per_second"], digits(row["rows_per_second"]), kind))
         peaks.append(Bar(name, row["peak_mib"], f"{digits(row['peak_mib'])} MiB", kind))
     return Chart(
-        "How fast is the wrapped processor in Ray Data, and in how much memory?",
+        "How fast are rows through Ray Data, and in how much memory?",
         [
             Panel("rows a second; longer is faster", [Group("", speed)]),
             Panel("MiB of all processes at most; shorter is better", [Group("", peaks)]),

@@ -32,11 +32,11 @@ Seconds are the median of at least two steps after the first. *First* is the fir
 recomputation, backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without
 need: padding, or a prompt once more. Recomputation counts in full, though torch skips each layer's last product.
 
-Rows were measured on several days and cards. Those held kind by kind (below) ran alone, and their towers on
-`varlen_attn`; now, on Hopper, FlashAttention-4 takes large pictures,
-[padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). The others ran before that: pictures of 1,024
-patches and more on FlashAttention-4 without padding, whose dq was wrong, and some rows beside others on other cards of
-one machine. Where the time goes was recorded in earlier runs of these rows.
+Rows were measured on several days and cards. Those held kind by kind (below) ran alone, and mmpack's attention in their
+towers was `varlen_attn`. The others ran before: some beside rows on other cards of one machine, and with mmpack's
+attention in the tower, pictures of 1,024 patches and more ran on FlashAttention-4 without padding, whose dq was wrong.
+Now FlashAttention-4 takes large pictures [padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). Where
+the time goes was recorded in earlier runs of these rows.
 """
 BY_KIND = (
     "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "
@@ -180,7 +180,7 @@ def _padded(rows: list[dict[str, Any]]) -> str:
             f" *Padded, best* is padded {ways[0]}: "
             "of the padded batches, only this one was timed with this transformers."
         )
-    return f" *Padded, best* is the fastest of these padded batches: {', '.join(ways)}."
+    return f" *Padded, best* is the fastest padded batch that was timed: {', or '.join(ways)}."
 
 
 def _held(rows: list[dict[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """Attention within sequences against explicit softmax in float64; which backend is chosen, and what is refused."""
 
+import json
 import pickle
 import sys
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from support.attention import (
     one_sequence_after_the_other,
     stand_in,
 )
+from support.benchmarks import FOLDER, benchmark
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from mmpack.errors import ArgumentError, BackendError
@@ -269,9 +271,25 @@ def test_to_what_size_heads_are_padded(hopper, monkeypatch):
     assert varlen.right_size(80, torch.device("cpu")) == 80
 
 
+def test_the_fastest_of_the_measured_is_chosen(hopper, monkeypatch):
+    """Of the shapes of benchmarks/tower_attention.py, by its results."""
+    module = benchmark("tower_attention")
+    path = FOLDER / "results" / "tower_attention.json"
+    monkeypatch.setattr(choose, "INSTALLED", choose.INSTALLED | {"flash-attn": False})
+    found = {}
+    for row in json.loads(path.read_text())["rows"]:
+        if row["backend"] != module.PEER:
+            found.setdefault(row["shape"], []).append((row["forward_backward_ms"], row["backend"]))
+    assert len(found) == 7
+    for shape, times in found.items():
+        dim, lengths = module.SHAPES[shape]
+        plan = plan_sequences(lengths)
+        assert SEQUENCES.choices(plan, hopper, dim)[torch.bfloat16] == min(times)[1], shape
+
+
 def test_padding_has_its_price(hopper, monkeypatch):
-    """As measured: frames of 576 patches run on varlen where FlashAttention-4 would pad their heads."""
-    plan = plan_sequences([576] * 32)
+    """Of some lengths, FlashAttention-4 is the fastest only without padding."""
+    plan = plan_sequences([288] * 64)
 
     def taken(dim):
         return SEQUENCES.choices(plan, hopper, dim)[torch.bfloat16]

@@ -90,12 +90,18 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
                 yield number % workers == worker
 
         loader, mover = self.loader, Mover(torch.device("cpu"))
-        for step, k, batch, _ in loader._made(self._next, digest_of_cut(self._cut), mover, turns()):
-            self._next, self._cut = loader._after(step, k + 1)
-            self._done = done
-            last = k + 1 == len(step.bins)
-            totals = (step.total_tokens, step.total_samples)
-            yield StepBatch(batch, step.epoch, step.number, k, last, *totals, tuple(step.dead))
+        try:
+            for step, k, batch, _ in loader._made(
+                self._next, digest_of_cut(self._cut), mover, turns()
+            ):
+                self._next, self._cut = loader._after(step, k + 1)
+                self._done = done
+                last = k + 1 == len(step.bins)
+                totals = (step.total_tokens, step.total_samples)
+                dead = tuple(step.dead)
+                yield StepBatch(batch, step.epoch, step.number, k, last, *totals, dead)
+        finally:
+            self._cut = digest_of_cut(self._cut)  # the samples of a step need not stay
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch of this copy; `batches` counts those of all workers up to there."""

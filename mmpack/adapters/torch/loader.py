@@ -226,6 +226,7 @@ class PackLoader:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
+        self._cut = digest_of_cut(self._cut)  # the samples of a step that was left need not stay
 
     def __enter__(self) -> PackLoader:
         return self

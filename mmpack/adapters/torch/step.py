@@ -22,6 +22,8 @@ from mmpack.schema.sample import Sample
 class Step:
     """Iterate over it once, for this rank's batches. What follows an optimizer step is the next Step.
 
+    Its samples must stay as they are until it ends: a loader's `state_dict()` names them by their tokens.
+
     `samples`: of all ranks. `bins`: indices into them of this rank's batches, in order. `share`: whether each batch
     shares prefixes. `first`: the batches that a run before this one took already; iteration begins there, and `len`
     counts what it gives. `dead`: with `dead_letters`, what was left out: it is not among `samples`, or no bin has it.

@@ -30,7 +30,7 @@ class Prepared:
 
     `alone`: rows of the reference itself beside transformers' own attention and torch's head, in the same dtype:
     what the reference is off is allowed to every run, so it is held to them first. `own`: the reference of runs whose
-    attention is transformers' own; None within the invariant mode, which refuses these.
+    attention is transformers' own; None where none is asked for, and within the invariant mode, which refuses these.
     """
 
     model: Any
@@ -74,5 +74,8 @@ def prepare(options: Options, device: torch.device) -> Prepared:
     rectangles = padded_alone(model, problem)
     plain = run(model, problem, rectangles, Way(attached=False, logprobs=plain_logprobs))
     rows = compare("alone", "attached", attached, plain, exact, Equal(), bounds)
-    own = None if options.invariant else run(model, problem, rectangles, Way(attached=False))
+    asked = {axis for axis, _ in OWN_ATTENTION} & set(options.axes)
+    own = None
+    if asked and not options.invariant:
+        own = run(model, problem, rectangles, Way(attached=False))
     return Prepared(model, problem, attached, own, exact, bounds, uncached, rows)

@@ -44,9 +44,8 @@ class Backend:
     anywhere: bool = False  # has a plain version: runs on any device
     lse: bool = True  # gives log-sum-exp
     windows: bool = True  # keeps to a window along the path
-    # Head sizes, on compute capability 9.x.
-    wrong_on_9: Container[int] = ()
-    padded_on_9: Container[int] = ()  # with zeros
+    wrong_on_9: Container[int] = ()  # head sizes, on compute capability 9.x
+    padded_on_9: Container[int] = ()  # the same, which run with zeros behind them
     # Nanoseconds per item of the plan.
     row: float = 0.0
     padded_row: float = 0.0  # more, of padded heads
@@ -311,7 +310,7 @@ SEQUENCES = Chooser(
             head_dims=range(8, 129, 8),
             padded_on_9=ROUNDED_TWO_WAYS,
             row=16.3,
-            padded_row=20.0,
+            padded_row=14.0,
             pair=0.0383,
             sequence=4800,
         ),
