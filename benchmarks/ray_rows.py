@@ -1,6 +1,6 @@
 """Tiny samples through Ray Data's actor, against a plain loop: rows a second, and the memory of all processes.
 
-    .venv-plane/bin/python benchmarks/ray_rows.py [--rows 30000 100000] [--out FILE]
+    .venv-plane/bin/python benchmarks/ray_rows.py [--rows 30000 300000] [--out FILE]
 
 A row is a short message and a short answer; what is timed is from rows to samples in this process, pictures aside.
 Memory is the proportional set size (PSS) of this process and its children, Ray's store among them, sampled each second,
@@ -103,7 +103,7 @@ def _pss() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 300_000])
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--store-mib", type=int, default=200)
     parser.add_argument("--out", type=Path, default=on_host.RESULTS / "ray_rows.json")
