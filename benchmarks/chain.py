@@ -92,7 +92,7 @@ def main() -> None:
             at_once = 1 if part == "ranks" else options.at_once or cards
             found = measured(runs, keep, at_once, cards)
             rows += found
-            gpu.write(options.out, NAME, {}, merged(options.out, rows), commands(options.out))
+            gpu.write(options.out, NAME, {}, merged(options.out, rows))
 
 
 def at_least_one(text: str) -> int:
@@ -102,19 +102,15 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def commands(path: Path) -> list[str]:
-    """Those that the file's rows are of."""
-    report = json.loads(path.read_text()) if path.exists() else {}
-    return report.get("commands") or [report[name] for name in ("command",) if name in report]
-
-
 def merged(path: Path, rows: list[Row]) -> list[Row]:
     """These rows, and what the file has of other sections: counts of all runs first.
 
     Runs that don't name where they ran have it from the head of the file, which the next one replaces.
     """
     report = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    head = {n: v for n, v in (report | report.get("versions", {})).items() if n in WHERE}
+    head = {
+        n: v for n, v in (report | report.get("versions", {})).items() if n in (*WHERE, "command")
+    }
     new = {row.get("run", row["section"]) for row in rows}
     before = [r for r in report["rows"] if r.get("run", r["section"]) not in new]
     before = [
@@ -165,6 +161,7 @@ def rows_of(run: Run, code: int, out: Path, log: str, seconds: float) -> list[Ro
     counts = counted(document["rows"])
     ran = {name: document["setting"][name] for name in WHERE}
     first = {"section": RUNS, "run": run.name, **ran, **counts, "seconds": seconds}
+    first["command"] = gpu.command()
     return [first, *({"section": run.name, **row} for row in by_stage(document["rows"]))]
 
 

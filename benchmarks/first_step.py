@@ -43,15 +43,14 @@ def main() -> None:
         return run(options)
     kinds = ("eager", "compiled") if options.compile is None else (KINDS[options.compile],)
     states = {"eager": ("empty", "full"), "compiled": ("empty", "full", "ahead")}
-    left = [(layers, state) for layers in kinds for state in states[layers]]
+    every = [(layers, state) for layers in kinds for state in states[layers]]
     rows: list[dict[str, Any]] = []
     for layers in kinds:
         with tempfile.TemporaryDirectory() as folder:
             caches = {name: str(Path(folder) / part) for name, part in CACHES.items()}
             for state in states[layers]:
                 rows.append(process(layers, state, caches, Path(folder)))
-                left.pop(0)
-                write(options, rows, [not_reached(*other) for other in left])
+                write(options, rows, [not_reached(*other) for other in every[len(rows) :]])
 
 
 def not_reached(layers: str, state: str) -> dict[str, Any]:

@@ -11,15 +11,15 @@ import argparse
 import importlib.metadata
 import json
 import platform
-import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from on_host import command
 
 from mmpack.bench.report import short
 
@@ -166,35 +166,17 @@ def arguments(name: str, **extra: dict[str, Any]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(
-    out: Path,
-    op: str,
-    floors: dict[str, float],
-    rows: list[dict[str, Any]],
-    earlier: Sequence[str] = (),
-) -> None:
+def write(out: Path, op: str, floors: dict[str, float], rows: list[dict[str, Any]]) -> None:
     """Write the results of one op as JSON, each row one measurement, and print them one per line.
 
-    `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product. `earlier`: commands that measured some
-    of the rows before.
+    `floors`: `copy_bytes_per_second`, and `product_ms` where there is a product.
     """
     report = {"op": op, "command": command(), **machine()}
-    if earlier:
-        report["commands"] = list(dict.fromkeys([*earlier, command()]))
     report |= {"floors": short(floors), "rows": [short(row) for row in rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     for row in report["rows"]:
         print(json.dumps(row), flush=True)
-
-
-def command() -> str:
-    """How the benchmark was called, less `--out` and `--keep`: where a file went is of no interest to others."""
-    words = list(sys.argv)
-    for option in {"--out", "--keep"} & {*words}:
-        at = words.index(option)
-        del words[at : at + 2]
-    return shlex.join(["python", *words])
 
 
 def require(holds: bool, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The report of a benchmark without a GPU: what ran, where, with which versions."""
+"""The report of a benchmark without a GPU: what ran, where, with which versions; how any benchmark was called."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from mmpack.bench.report import short
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -22,16 +24,20 @@ def write(
     cores = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"
     report = {
         "op": op,
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command(),
         "device": f"one of {cores}" if one_core else cores,
         "versions": {"python": platform.python_version()}
         | {p: importlib.metadata.version(p) for p in packages},
         "floors": {},
-        "rows": [{k: short(v) for k, v in row.items()} for row in rows],
+        "rows": [short(row, digits=6) for row in rows],
     }
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def short(value: Any) -> Any:
-    """Six digits."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def command() -> str:
+    """How the benchmark was called, less `--out` and `--keep`: where a file went is of no interest to others."""
+    words = list(sys.argv)
+    for option in {"--out", "--keep"} & {*words}:
+        at = words.index(option)
+        del words[at : at + 2]
+    return shlex.join(["python", *words])

@@ -186,5 +186,6 @@ def ray_rows(report: dict[str, Any]) -> Chart:
             Panel("rows a second; longer is faster", [Group("", speed)]),
             Panel("MiB of all processes at most; shorter is better", [Group("", peaks)]),
         ],
-        "Short rows of text, from rows to samples in the process that asks; one actor, on two cores.",
+        f"Short rows of text, from rows to samples in the process that asks; actors: {rows[0]['actors']}, on "
+        f"{report['device']}.",
     )

@@ -59,8 +59,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def short(row: Any) -> Any:
-    """Floats to four digits."""
+def short(row: Any, digits: int = 4) -> Any:
+    """Floats to so many digits."""
     if isinstance(row, dict):
-        return {name: short(value) for name, value in row.items()}
-    return float(f"{row:.4g}") if isinstance(row, float) else row
+        return {name: short(value, digits) for name, value in row.items()}
+    return float(f"{row:.{digits}g}") if isinstance(row, float) else row

@@ -100,13 +100,15 @@ def test_other_sections_of_the_file_stay(tmp_path):
     """A run that names no place gets that of the file's head, which the next one replaces."""
     path = tmp_path / "chain.json"
     first = [{"section": "runs", "run": "A", "rows": 1}, {"section": "A", "stage": "o"}]
-    head = {"device": "an old card", "versions": {"torch": "2", "transformers": "5"}}
+    head = {"device": "an old card", "command": "python chain.py"}
+    head["versions"] = {"torch": "2", "transformers": "5"}
     path.write_text(json.dumps(head | {"rows": first}))
     there = head["versions"] | {"device": "a new card"}
     new = [{"section": "runs", "run": "B", "rows": 2} | there, {"section": "B", "stage": "o"}]
-    old = first[0] | {"device": "an old card", "torch": "2", "transformers": "5"}
+    old = first[0] | head["versions"] | {"device": "an old card", "command": "python chain.py"}
     assert BENCH.merged(path, new) == [old, new[0], first[1], new[1]]
-    path.write_text(json.dumps(head | {"device": "a new card", "rows": [old, first[1]]}))
+    other = {"device": "a new card", "command": "python chain.py --at-once 2"}
+    path.write_text(json.dumps(head | other | {"rows": [old, first[1]]}))
     assert BENCH.merged(path, new) == [old, new[0], first[1], new[1]]
     again = [{"section": "runs", "run": "A", "rows": 3}]
     assert BENCH.merged(path, again) == again

@@ -96,6 +96,27 @@ def test_a_first_step(first, kind):
     assert found["compiled layers", "caches full, 5.50 s compiled ahead"] == (0.0, "own")
 
 
+def test_a_first_step_that_is_cut_off_names_what_is_left(monkeypatch):
+    written = []
+
+    def process(layers, state, caches, folder):
+        if (layers, state) == ("compiled", "full"):
+            raise KeyboardInterrupt
+        return FIRST_STEP.row_of(layers, state, printed(0.3, (0.2, 0.1, 0.1)))
+
+    monkeypatch.setattr(sys, "argv", ["first_step.py"])
+    monkeypatch.setattr(FIRST_STEP, "process", process)
+    monkeypatch.setattr(
+        FIRST_STEP, "write", lambda _, rows, left: written.append((len(rows), left))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        FIRST_STEP.main()
+    count, left = written[-1]
+    assert count == 3
+    names = ["compiled layers, caches full", "compiled layers, caches ahead"]
+    assert [row["name"] for row in left] == names and all("did_not_run" in row for row in left)
+
+
 def test_pages_begin_with_these_charts(tmp_path):
     machine = {"device": "GPU", "command": "python", "versions": {"torch": "2.11"}, "floors": {}}
     feature = {"step": "frozen", "seconds_each_pass": 4.0, "seconds_kept": 3.0, "ratio": 4 / 3}

@@ -45,10 +45,9 @@ class Backend:
     lse: bool = True  # gives log-sum-exp
     windows: bool = True  # keeps to a window along the path
     wrong_on_9: Container[int] = ()  # head sizes, on compute capability 9.x
-    padded_on_9: Container[int] = ()  # the same, which run with zeros behind them
     # Nanoseconds per item of the plan.
     row: float = 0.0
-    padded_row: float = 0.0  # more, of padded heads
+    padded_row: float = 0.0  # more, where `varlen.right_size` pads heads
     pair: float = 0.0  # of a query and a key that it sees
     sequence: float = 0.0
     gathered: float = 0.0  # key of a shared pack
@@ -210,11 +209,6 @@ class Chooser:
         )
         return self.what, able, others or "the cheapest for each batch"
 
-    def _pads(self, name: str, device: torch.device, head_dim: int) -> bool:
-        """Of a backend that can run on the device."""
-        padded = self.backends[name].padded_on_9
-        return head_dim in padded and torch.cuda.get_device_capability(device)[0] == 9
-
     def _refuse_unknown(self, name: str) -> None:
         if name not in self.names:
             raise BackendError(
@@ -240,7 +234,9 @@ class Chooser:
             asked = head_dim, dropout, plan
             if self.why_not(name, device, dtype, *asked) is not None:
                 continue
-            cost = backend.cost(plan, self._pads(name, device, head_dim))
+            padded = backend.padded_row > 0 and head_dim in ROUNDED_TWO_WAYS
+            padded = padded and torch.cuda.get_device_capability(device)[0] == 9
+            cost = backend.cost(plan, padded)
             if cost < least:
                 best, least = name, cost
         return best
@@ -308,7 +304,6 @@ SEQUENCES = Chooser(
             "flash-attn-4",
             (9, 0),
             head_dims=range(8, 129, 8),
-            padded_on_9=ROUNDED_TWO_WAYS,
             row=16.3,
             padded_row=14.0,
             pair=0.0383,
