@@ -13,8 +13,7 @@ from mmpack.ops.backend import Kernel, Op, implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_attention.rule import check_plan
-from mmpack.ops.linear_attention.segment_plan import SegmentPlan
-from mmpack.ops.rows.inverse import Inverse
+from mmpack.ops.linear_attention.segment_plan import FarReaders, SegmentPlan
 
 _FLOATS = ("bfloat16", "float16", "float32")
 SEGMENT_CONV1D = Op(
@@ -65,7 +64,7 @@ def segment_conv1d(
             f"segment_conv1d: the plan has rows of width {plan.conv_width}, weight has K = {weight.shape[1]}. "
             "Fix: make it by plan_segments(…, conv_width=K)"
         )
-    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, *plan.readers, activation == "silu")
+    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, *plan.far, activation == "silu")
     return made
 
 
@@ -80,14 +79,16 @@ def _run_backward(
     weight: Tensor,
     bias: Tensor | None,
     previous: Tensor,
-    order: Tensor,
-    offsets: Tensor,
+    far_rows: Tensor,
+    far_offsets: Tensor,
+    far_entries: Tensor,
     silu: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What is not asked for is empty."""
+    far = FarReaders(far_rows, far_offsets, far_entries)
     to_x, to_weight, to_bias = _path(x, weight).conv1d_backward(
-        grad, x, weight, bias, previous, Inverse(order, offsets), silu, needs_weight
+        grad, x, weight, bias, previous, far, silu, needs_weight
     )
     none = weight.new_empty(0)
     return to_x, none if to_weight is None else to_weight, none if to_bias is None else to_bias
@@ -103,8 +104,9 @@ def _fake_backward(
     weight: Tensor,
     bias: Tensor | None,
     previous: Tensor,
-    order: Tensor,
-    offsets: Tensor,
+    far_rows: Tensor,
+    far_offsets: Tensor,
+    far_entries: Tensor,
     silu: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +124,8 @@ _conv = define_op(
     _fake,
 )
 _conv_backward = define_op(
-    "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, Tensor order, "
-    "Tensor offsets, bool silu, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, "
+    "Tensor far_rows, Tensor far_offsets, Tensor far_entries, bool silu, bool needs_weight) -> (Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
 )
@@ -137,11 +139,12 @@ class _Conv(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         previous: Tensor,
-        order: Tensor,
-        offsets: Tensor,
+        far_rows: Tensor,
+        far_offsets: Tensor,
+        far_entries: Tensor,
         silu: bool,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, previous, order, offsets)
+        ctx.save_for_backward(x, weight, bias, previous, far_rows, far_offsets, far_entries)
         ctx.silu = silu
         out: Tensor = _conv(x, weight, bias, previous, silu)
         return out
@@ -155,7 +158,7 @@ class _Conv(torch.autograd.Function):
             found if needed else None
             for found, needed in zip(to_weights, ctx.needs_input_grad[1:3], strict=True)
         )
-        return to_x, to_weight, to_bias, None, None, None, None
+        return to_x, to_weight, to_bias, None, None, None, None, None
 
 
 def _path(x: Tensor, weight: Tensor) -> Any:

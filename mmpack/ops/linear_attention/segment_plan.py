@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ class Wave:
     children: Inverse | None  # of parents
 
 
+class FarReaders(NamedTuple):
+    """Rows that other rows read than those right after them, as a prompt's last rows, and all that read each."""
+
+    rows: torch.Tensor  # [F] int32
+    offsets: torch.Tensor  # [F+1] int32: row f's entries
+    entries: (
+        torch.Tensor
+    )  # int32: reader · conv_width + distance; the row itself, at 0, comes first
+
+
 @dataclass
 class SegmentPlan:
     """T rows in G segments, runs of padding among them; none is empty. Numbers of rows are int32.
@@ -47,7 +57,7 @@ class SegmentPlan:
     place: torch.Tensor | None  # [T] where each row stands in `order`
     # [T, conv_width - 1] the 1st, 2nd, … row before, on the path; -1 for none
     previous: torch.Tensor
-    readers: Inverse  # for each row the entries of `previous` that name it
+    far: FarReaders
     chunks: dict[torch.device, ChunkPlan] = field(default_factory=dict, repr=False)
     checksum: int | None = None  # of the batch's visible_until, where it is a batch's
 
@@ -91,8 +101,8 @@ def _moved(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         value = getattr(x, f.name)
         if isinstance(value, torch.Tensor):
             made[f.name] = move(value)
-        elif isinstance(value, Inverse):
-            made[f.name] = Inverse(*map(move, value))
+        elif isinstance(value, Inverse | FarReaders):
+            made[f.name] = type(value)(*map(move, value))
     return dataclasses.replace(x, **made)
 
 
@@ -143,7 +153,7 @@ def plan_segments(
         order=None if in_order else _int32(by_wave),
         place=None if in_order else _int32(place),
         previous=_int32(previous),
-        readers=_inverse(previous.ravel(), rows),
+        far=_far(previous),
     )
 
 
@@ -182,6 +192,24 @@ def _previous(offsets: np.ndarray, parents: np.ndarray, width: int) -> np.ndarra
         at = before[at]
         out[:, tap] = at
     return out
+
+
+def _far(previous: np.ndarray) -> FarReaders:
+    """Of [T, width - 1]."""
+    rows, taps = previous.shape
+    reader, tap = np.nonzero(previous != np.arange(rows)[:, None] - 1 - np.arange(taps))
+    read = previous[reader, tap]
+    far = np.unique(read[read >= 0])
+    place = np.full(rows, -1)
+    place[far] = np.arange(len(far))
+    # all that read them, near ones too; the rows themselves
+    reader, tap = np.nonzero((previous >= 0) & (place[previous] >= 0))
+    reader, distance = np.append(far, reader), np.append(np.zeros_like(far), tap + 1)
+    of = np.append(np.arange(len(far)), place[previous[reader[len(far) :], tap]])
+    order = np.argsort(of, kind="stable")
+    counts = np.bincount(of, minlength=len(far))
+    entries = reader * (taps + 1) + distance
+    return FarReaders(_int32(far), _int32(np.append(0, np.cumsum(counts))), _int32(entries[order]))
 
 
 def _inverse(index: np.ndarray, count: int) -> Inverse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.ops.rows.inverse import Inverse
+from mmpack.ops.linear_attention.segment_plan import FarReaders
 from mmpack.ops.rows.torch import sum_rows
 
 
@@ -16,7 +16,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, sil
 
 
 def conv1d_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, readers: Inverse,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, far: FarReaders,
     silu: bool, needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients to x, weight and bias."""

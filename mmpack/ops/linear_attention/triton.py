@@ -1,6 +1,7 @@
-"""The convolution and its gradients in Triton: tiles of rows and channels, each row's inputs read from where they lie.
+"""The convolution and its gradients in Triton: a program walks down some rows, with those before in registers.
 
-No atomics: a row gathers its own gradient from those that read it; the weight's is summed by program, then over them.
+No atomics: what a row's gradient gets from the rows right after it, a program has at hand; rows that others read too
+are made anew by `far_kernel`. The weight's gradient is summed by program, then over them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmpack.ops.rows.inverse import Inverse
+from mmpack.ops.linear_attention.segment_plan import FarReaders
 
-BLOCK_ROWS = 32
-BLOCK_COLS = 128
-WEIGHT_PROGRAMS = 64  # partial sums of the weight's gradient, for each block of channels
+ROWS = 32  # of a program
+BACKWARD_ROWS = 128  # more: the weight's gradient has a partial sum for each program
+UNROLL = 4  # rows whose loads are under way together
+BLOCK_COLS = 512  # four a thread: with more, registers leave too few programs on a multiprocessor
+FAR_COLS = 128
+FAR_READERS = 8
 WARPS = 4
 
 
@@ -24,45 +28,44 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, sil
     rows, width = x.shape
     out = torch.empty_like(x)
     if out.numel():
-        grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(width, BLOCK_COLS))
+        grid = (triton.cdiv(rows, ROWS), triton.cdiv(width, BLOCK_COLS))
         with torch.cuda.device_of(x):
             conv1d_kernel[grid](
                 x, weight, x if bias is None else bias.contiguous(), previous, out,
                 rows, width, previous.shape[1],
                 TAPS=weight.shape[1], BIAS=bias is not None, SILU=silu,
-                BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLS=BLOCK_COLS, num_warps=WARPS,
+                ROWS=ROWS, UNROLL=UNROLL, BLOCK_COLS=BLOCK_COLS, num_warps=WARPS,
             )  # fmt: skip
     return out
 
 
 def conv1d_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor,
-    readers: Inverse, silu: bool, needs_weight: bool,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, far: FarReaders,
+    silu: bool, needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients to x, weight and bias."""
     grad, x, weight, previous = (t.contiguous() for t in (grad, x, weight, previous))
     (rows, width), taps = x.shape, weight.shape[1]
-    blocks, columns = triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(width, BLOCK_COLS)
-    programs = min(blocks, WEIGHT_PROGRAMS) if needs_weight else blocks
+    blocks = triton.cdiv(rows, BACKWARD_ROWS)
     # By tap, then the bias.
-    partial = x.new_zeros(programs if needs_weight else 0, taps + 1, width, dtype=torch.float32)
-    inner = torch.empty_like(x, dtype=torch.float32) if silu else grad
+    shape = (blocks if needs_weight else 0, taps + 1, width)
+    partial = x.new_empty(shape, dtype=torch.float32)
     to_x = torch.empty_like(x)
-    with torch.cuda.device_of(x):
-        if x.numel() and (silu or needs_weight):
-            inner_kernel[(programs, columns)](
-                grad, x, weight, x if bias is None else bias.contiguous(), previous, inner, partial,
-                rows, width, previous.shape[1],
-                TAPS=taps, TAPS_UP=triton.next_power_of_2(taps + 1), BIAS=bias is not None,
-                SILU=silu, WEIGHT=needs_weight,
-                BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLS=BLOCK_COLS, num_warps=WARPS,
+    if x.numel():
+        given = (grad, x, weight, x if bias is None else bias.contiguous(), previous)
+        counts = (rows, width, previous.shape[1])
+        kind = {"TAPS": taps, "BIAS": bias is not None, "SILU": silu}
+        with torch.cuda.device_of(x):
+            conv1d_backward_kernel[(blocks, triton.cdiv(width, BLOCK_COLS))](
+                *given, to_x, partial, *counts, **kind, WEIGHT=needs_weight,
+                ROWS=BACKWARD_ROWS, EARLY=triton.cdiv(taps - 1, UNROLL) * UNROLL, UNROLL=UNROLL,
+                BLOCK_COLS=BLOCK_COLS, num_warps=WARPS,
             )  # fmt: skip
-        if x.numel():
-            conv1d_backward_kernel[(blocks, columns)](
-                inner, weight, readers.order, readers.offsets, to_x,
-                rows, width, previous.shape[1],
-                TAPS=taps, BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLS=BLOCK_COLS, num_warps=WARPS,
-            )  # fmt: skip
+            if len(far.rows):
+                far_kernel[(len(far.rows), triton.cdiv(width, FAR_COLS))](
+                    *given, *far, to_x, *counts, **kind,
+                    READERS=FAR_READERS, BLOCK_COLS=FAR_COLS, num_warps=WARPS,
+                )  # fmt: skip
     if not needs_weight:
         return to_x, None, None
     total = partial.sum(0)
@@ -71,34 +74,74 @@ def conv1d_backward(
 
 
 @triton.jit
-def tap_tile(
-    x_ptr, previous_ptr, rows, columns, live, width, stride, AT: tl.constexpr
-):  # fmt: skip
-    """The rows AT + 1 before `rows` on their paths, zeros where there is none; AT = -1: the rows themselves."""
-    where = rows
-    if AT >= 0:
-        where = tl.load(previous_ptr + rows.to(tl.int64) * stride + AT, mask=live, other=-1)
-    there = live & (where >= 0)
-    at = tl.where(there, where, 0).to(tl.int64)[:, None] * width + columns[None, :]
-    mask = there[:, None] & (columns < width)[None, :]
-    return tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+def row_of(x_ptr, row, columns, there, width):
+    """One row [BLOCK_COLS] in float32, zeros where it is not `there`."""
+    return tl.load(x_ptr + row.to(tl.int64) * width + columns, mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def before_activation(
-    x_ptr, weight_ptr, bias_ptr, previous_ptr, rows, columns, live, width, stride,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+def is_next(previous_ptr, row, live, stride, TAPS: tl.constexpr):
+    """Whether the row reads the one before it in the pack."""
+    if TAPS == 1:
+        return live
+    return tl.load(previous_ptr + row.to(tl.int64) * stride, mask=live, other=-2) == row - 1
+
+
+@triton.jit
+def taps_of(weight_ptr, columns, inside, TAPS: tl.constexpr):
+    """The weights [BLOCK_COLS] of each distance, that of the row itself first."""
+    out = ()
+    for back in tl.static_range(TAPS):
+        weight = tl.load(weight_ptr + columns * TAPS + TAPS - 1 - back, mask=inside, other=0.0)
+        out = out + (weight.to(tl.float32),)
+    return out
+
+
+@triton.jit
+def window_of(
+    x_ptr, previous_ptr, row, columns, inside, live, width, stride, TAPS: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK_ROWS, BLOCK_COLS], summed from the oldest row to the row itself."""
-    inside = columns < width
-    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    """The row, and the TAPS - 1 before it on its path; zeros where there is none."""
+    out = (row_of(x_ptr, row, columns, inside & live, width),)
+    for back in tl.static_range(TAPS - 1):
+        before = tl.load(previous_ptr + row.to(tl.int64) * stride + back, mask=live, other=-1)
+        out = out + (row_of(x_ptr, before, columns, inside & (before >= 0), width),)
+    return out
+
+
+@triton.jit
+def zeros_of(COUNT: tl.constexpr, BLOCK_COLS: tl.constexpr):
+    out = ()
+    for _ in tl.static_range(COUNT):
+        out = out + (tl.zeros((BLOCK_COLS,), tl.float32),)
+    return out
+
+
+@triton.jit
+def moved(new, others, COUNT: tl.constexpr):
+    """COUNT of them: `new`, then the first of the others."""
+    out = (new,)
+    for i in tl.static_range(COUNT - 1):
+        out = out + (others[i],)
+    return out
+
+
+@triton.jit
+def before_activation(window, weights, bias, TAPS: tl.constexpr, BIAS: tl.constexpr):
+    """Summed from the oldest row to the row itself."""
+    total = window[TAPS - 1] * weights[TAPS - 1]
     if BIAS:
-        total += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for tap in tl.static_range(TAPS):
-        weight = tl.load(weight_ptr + columns * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
-        moved = tap_tile(x_ptr, previous_ptr, rows, columns, live, width, stride, TAPS - 2 - tap)
-        total += moved * weight[None, :]
+        total += bias
+    for tap in tl.static_range(1, TAPS):
+        total += window[TAPS - 1 - tap] * weights[TAPS - 1 - tap]
     return total
+
+
+@triton.jit
+def before_silu(grad, out):
+    """The gradient to silu's input `out`."""
+    sigmoid = tl.sigmoid(out)
+    return grad * sigmoid * (1 + out * (1 - sigmoid))
 
 
 # Counts differ from pack to pack: no kernel of their own for those that 16 divides.
@@ -106,100 +149,192 @@ def before_activation(
 def conv1d_kernel(
     x_ptr, weight_ptr, bias_ptr, previous_ptr, out_ptr, num_rows, width, stride,
     TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+    ROWS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_COLS: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first = tl.program_id(0) * ROWS
     columns = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    live = rows < num_rows
-    out = before_activation(
-        x_ptr, weight_ptr, bias_ptr, previous_ptr, rows, columns, live, width, stride,
-        TAPS, BIAS, BLOCK_ROWS, BLOCK_COLS,
-    )  # fmt: skip
-    if SILU:
-        out = out * tl.sigmoid(out)
-    at = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    mask = live[:, None] & (columns < width)[None, :]
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=mask)
+    inside = columns < width
+    weights = taps_of(weight_ptr, columns, inside, TAPS)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    window = zeros_of(TAPS, BLOCK_COLS)
+    for start in range(first, first + ROWS, UNROLL):
+        own, follows = (), ()
+        for i in tl.static_range(UNROLL):
+            row = start + i
+            live = row < num_rows
+            own = own + (row_of(x_ptr, row, columns, inside & live, width),)
+            after = live & (row > first)
+            follows = follows + (is_next(previous_ptr, row, after, stride, TAPS),)
+        for i in tl.static_range(UNROLL):
+            row = start + i
+            live = row < num_rows
+            if follows[i]:
+                window = moved(own[i], window, TAPS)
+            else:
+                window = window_of(
+                    x_ptr, previous_ptr, row, columns, inside, live, width, stride, TAPS
+                )
+            out = before_activation(window, weights, bias, TAPS, BIAS)
+            if SILU:
+                out = out * tl.sigmoid(out)
+            to = out_ptr + row.to(tl.int64) * width + columns
+            tl.store(to, out.to(out_ptr.dtype.element_ty), mask=inside & live)
+
+
+@triton.jit
+def moved_up(window, oldest, TAPS: tl.constexpr):
+    """The window of the row before: without its first, and with its oldest row."""
+    out = ()
+    for i in tl.static_range(1, TAPS):
+        out = out + (window[i],)
+    return out + (oldest,)
+
+
+@triton.jit
+def added(sums, inner, window, TAPS: tl.constexpr):
+    out = ()
+    for i in tl.static_range(TAPS):
+        out = out + (sums[i] + inner * window[i],)
+    return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def inner_kernel(
+def conv1d_backward_kernel(
     grad_ptr,
     x_ptr,
     weight_ptr,
     bias_ptr,
     previous_ptr,
-    inner_ptr,  # [T, C] float32: the gradient before the activation
+    to_x_ptr,
     partial_ptr,  # [programs, TAPS + 1, C] float32
     num_rows,
     width,
     stride,
     TAPS: tl.constexpr,
-    TAPS_UP: tl.constexpr,
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
     WEIGHT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,  # TAPS - 1 or more, which UNROLL divides
+    UNROLL: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    """From the last row up. It begins EARLY rows below its own: its last rows get gradients from those."""
+    program = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     inside = columns < width
-    taps = tl.arange(0, TAPS_UP)
-    sums = tl.zeros((TAPS_UP, BLOCK_COLS), tl.float32)
-    for first in range(program * BLOCK_ROWS, num_rows, programs * BLOCK_ROWS):
-        rows = first + tl.arange(0, BLOCK_ROWS)
-        live = rows < num_rows
-        at = rows.to(tl.int64)[:, None] * width + columns[None, :]
-        mask = live[:, None] & inside[None, :]
-        grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        if SILU:
-            out = before_activation(
-                x_ptr, weight_ptr, bias_ptr, previous_ptr, rows, columns, live, width, stride,
-                TAPS, BIAS, BLOCK_ROWS, BLOCK_COLS,
-            )  # fmt: skip
-            sigmoid = tl.sigmoid(out)
-            grad = grad * sigmoid * (1 + out * (1 - sigmoid))
-            tl.store(inner_ptr + at, grad, mask=mask)
-        if WEIGHT:
-            for tap in tl.static_range(TAPS):
-                moved = tap_tile(
-                    x_ptr, previous_ptr, rows, columns, live, width, stride, TAPS - 2 - tap
+    weights = taps_of(weight_ptr, columns, inside, TAPS)
+    bias = 0.0
+    if BIAS:
+        bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    first, end = program * ROWS, (program + 1) * ROWS
+    window = zeros_of(TAPS, BLOCK_COLS)  # the row, and those before it
+    after = zeros_of(TAPS, BLOCK_COLS)  # gradients of the rows that read it, at distances 1, 2, …
+    sums = zeros_of(TAPS, BLOCK_COLS)
+    bias_sum = tl.zeros((BLOCK_COLS,), tl.float32)
+    chained = program < 0  # whether the row after this one reads it
+    for start in range(end + EARLY, first, -UNROLL):
+        oldest, grads, reads = (), (), ()
+        for i in tl.static_range(UNROLL):
+            row = start - 1 - i
+            live = row < num_rows
+            before = row
+            if TAPS > 1:
+                at = previous_ptr + row.to(tl.int64) * stride + TAPS - 2
+                before = tl.load(at, mask=live, other=-1)
+            there = inside & live & (before >= 0)
+            oldest = oldest + (row_of(x_ptr, before, columns, there, width),)
+            grads = grads + (row_of(grad_ptr, row, columns, inside & live, width),)
+            reads = reads + (is_next(previous_ptr, row, live, stride, TAPS),)
+        for i in tl.static_range(UNROLL):
+            row = start - 1 - i
+            live = row < num_rows
+            if chained:
+                window = moved_up(window, oldest[i], TAPS)
+            else:
+                window = window_of(
+                    x_ptr, previous_ptr, row, columns, inside, live, width, stride, TAPS
                 )
-                share = tl.sum(grad * moved, 0)
-                sums += tl.where(taps[:, None] == tap, share[None, :], 0.0)
-            sums += tl.where(taps[:, None] == TAPS, tl.sum(grad, 0)[None, :], 0.0)
+            inner = grads[i]
+            if SILU:
+                inner = before_silu(inner, before_activation(window, weights, bias, TAPS, BIAS))
+            if row < end:
+                to = inner * weights[0]
+                for back in tl.static_range(1, TAPS):
+                    to += after[back - 1] * weights[back]
+                place = to_x_ptr + row.to(tl.int64) * width + columns
+                tl.store(place, to.to(to_x_ptr.dtype.element_ty), mask=inside & live)
+                if WEIGHT:
+                    sums = added(sums, inner, window, TAPS)
+                    bias_sum += inner
+            chained = reads[i]
+            if chained:
+                after = moved(inner, after, TAPS)
+            else:
+                after = zeros_of(TAPS, BLOCK_COLS)
     if WEIGHT:
-        at = (program * (TAPS + 1) + taps)[:, None] * width + columns[None, :]
-        tl.store(partial_ptr + at, sums, mask=(taps <= TAPS)[:, None] & inside[None, :])
+        at = partial_ptr + program.to(tl.int64) * (TAPS + 1) * width + columns
+        for tap in tl.static_range(TAPS):
+            tl.store(at + tap * width, sums[TAPS - 1 - tap], mask=inside)
+        tl.store(at + TAPS * width, bias_sum, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def conv1d_backward_kernel(
-    inner_ptr, weight_ptr, order_ptr, offsets_ptr, to_x_ptr, num_rows, width, stride,
-    TAPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
-):  # fmt: skip
-    """Each row's own gradient, then those of the rows that read it, in their order."""
-    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+def far_kernel(
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    previous_ptr,
+    rows_ptr,  # [F]
+    offsets_ptr,  # [F+1]
+    readers_ptr,
+    to_x_ptr,
+    num_rows,
+    width,
+    stride,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    READERS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+):
+    """The whole gradient of a row that rows elsewhere read: some readers at a time, in their order."""
+    far = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    live, inside = rows < num_rows, columns < width
-    at = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    mask = live[:, None] & inside[None, :]
-    own = tl.load(weight_ptr + columns * TAPS + TAPS - 1, mask=inside, other=0.0).to(tl.float32)
-    total = tl.load(inner_ptr + at, mask=mask, other=0.0).to(tl.float32) * own[None, :]
-    start = tl.load(offsets_ptr + rows, mask=live, other=0)
-    count = tl.load(offsets_ptr + rows + 1, mask=live, other=0) - start
-    for i in range(tl.max(count, 0)):
-        more = i < count
-        entry = tl.load(order_ptr + start + i, mask=more, other=0)
-        tap = entry % stride
-        reads = more & (tap < TAPS - 1)  # the plan's width may be more than K
-        reader = (entry // stride).to(tl.int64)
-        here = reads[:, None] & inside[None, :]
-        grad = tl.load(inner_ptr + reader[:, None] * width + columns[None, :], mask=here, other=0.0)
-        # A tap's weights don't depend on i, so the compiler loads them before; by `tap` it would load one an element.
-        for k in tl.static_range(TAPS - 1):
-            weight = tl.load(weight_ptr + columns * TAPS + TAPS - 2 - k, mask=inside, other=0.0)
-            added = total + grad.to(tl.float32) * weight.to(tl.float32)[None, :]
-            total = tl.where((reads & (tap == k))[:, None], added, total)
-    tl.store(to_x_ptr + at, total.to(to_x_ptr.dtype.element_ty), mask=mask)
+    inside = columns < width
+    row = tl.load(rows_ptr + far)
+    first, end = tl.load(offsets_ptr + far), tl.load(offsets_ptr + far + 1)
+    total = tl.zeros((BLOCK_COLS,), tl.float32)
+    for start in range(first, end, READERS):
+        at = start + tl.arange(0, READERS)
+        entry = tl.load(readers_ptr + at, mask=at < end, other=TAPS)
+        reader, back = entry // (stride + 1), entry % (stride + 1)
+        there = (at < end) & (back < TAPS)  # the plan's width may be more than K
+        tile = there[:, None] & inside[None, :]
+        place = reader.to(tl.int64)[:, None] * width + columns[None, :]
+        inner = tl.load(grad_ptr + place, mask=tile, other=0.0).to(tl.float32)
+        if SILU:
+            out = tl.zeros((READERS, BLOCK_COLS), tl.float32)
+            if BIAS:
+                out += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+            for tap in tl.static_range(TAPS):
+                before = reader
+                if tap < TAPS - 1:
+                    to = previous_ptr + reader.to(tl.int64) * stride + TAPS - 2 - tap
+                    before = tl.load(to, mask=there, other=-1)
+                x = tl.load(
+                    x_ptr + before.to(tl.int64)[:, None] * width + columns[None, :],
+                    mask=tile & (before >= 0)[:, None],
+                    other=0.0,
+                )
+                weight = tl.load(weight_ptr + columns * TAPS + tap, mask=inside, other=0.0)
+                out += x.to(tl.float32) * weight.to(tl.float32)[None, :]
+            inner = before_silu(inner, out)
+        of_weight = weight_ptr + columns[None, :] * TAPS + TAPS - 1 - back[:, None]
+        weight = tl.load(of_weight, mask=tile, other=0.0).to(tl.float32)
+        total += tl.sum(inner * weight, 0)
+    at = to_x_ptr + row.to(tl.int64) * width + columns
+    tl.store(at, total.to(to_x_ptr.dtype.element_ty), mask=inside)

@@ -4,33 +4,39 @@ import pytest
 from support.offline_compile import compiled_size, each_target
 
 pytestmark = pytest.mark.compile
-SHAPE = {"BLOCK_ROWS": 32, "BLOCK_COLS": 128}
 COUNTS = {"num_rows": "i32", "width": "i32", "stride": "i32"}
+ROWS = {"previous_ptr": "*i32"} | COUNTS
+INPUTS = ("grad_ptr", "x_ptr", "weight_ptr", "bias_ptr")
+KIND = {"TAPS": 4, "SILU": True}
 
 
 @each_target
 @pytest.mark.parametrize("word", ["bf16", "fp32"])
 def test_forward(target, word):
-    from mmpack.ops.linear_attention.triton import conv1d_kernel
+    from mmpack.ops.linear_attention import triton as k
 
-    signature = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), f"*{word}")
-    signature |= {"previous_ptr": "*i32"} | COUNTS
+    signature = dict.fromkeys((*INPUTS[1:], "out_ptr"), f"*{word}") | ROWS
+    options = KIND | {"ROWS": k.ROWS, "UNROLL": k.UNROLL, "BLOCK_COLS": k.BLOCK_COLS}
     for bias in (False, True):
-        options = {"TAPS": 4, "BIAS": bias, "SILU": True} | SHAPE
-        assert compiled_size(conv1d_kernel, signature, options, target, num_warps=4)
+        made = compiled_size(
+            k.conv1d_kernel, signature, {"BIAS": bias} | options, target, num_warps=k.WARPS
+        )
+        assert made
 
 
 @each_target
 @pytest.mark.parametrize("word", ["bf16", "fp32"])
 def test_backward(target, word):
-    from mmpack.ops.linear_attention.triton import conv1d_backward_kernel, inner_kernel
+    from mmpack.ops.linear_attention import triton as k
 
-    signature = dict.fromkeys(("grad_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{word}")
-    signature |= {"previous_ptr": "*i32", "inner_ptr": "*fp32", "partial_ptr": "*fp32"} | COUNTS
-    options = {"TAPS": 4, "TAPS_UP": 8, "BIAS": True, "SILU": True, "WEIGHT": True} | SHAPE
-    assert compiled_size(inner_kernel, signature, options, target, num_warps=4)
+    signature = dict.fromkeys((*INPUTS, "to_x_ptr"), f"*{word}") | ROWS
+    options = {"BIAS": True, "WEIGHT": True, "ROWS": k.BACKWARD_ROWS, "EARLY": k.UNROLL}
+    options |= KIND | {"UNROLL": k.UNROLL, "BLOCK_COLS": k.BLOCK_COLS}
+    partial = {"partial_ptr": "*fp32"}
+    assert compiled_size(
+        k.conv1d_backward_kernel, signature | partial, options, target, num_warps=k.WARPS
+    )
 
-    signature = {"inner_ptr": "*fp32", "weight_ptr": f"*{word}", "to_x_ptr": f"*{word}"}
-    signature |= {"order_ptr": "*i32", "offsets_ptr": "*i32"} | COUNTS
-    options = {"TAPS": 4} | SHAPE
-    assert compiled_size(conv1d_backward_kernel, signature, options, target, num_warps=4)
+    far = dict.fromkeys(("rows_ptr", "offsets_ptr", "readers_ptr"), "*i32")
+    options = KIND | {"BIAS": True, "READERS": k.FAR_READERS, "BLOCK_COLS": k.FAR_COLS}
+    assert compiled_size(k.far_kernel, signature | far, options, target, num_warps=k.WARPS)

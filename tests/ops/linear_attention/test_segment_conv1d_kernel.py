@@ -1,5 +1,7 @@
 """The convolution's kernels beside its plain version in float64: forests, widths that no block divides, dtypes."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,41 @@ def test_values_and_gradients(device, monkeypatch, channels, taps, bias, activat
         assert (a.double() - b).norm() <= bound * b.norm()
 
 
+@pytest.mark.parametrize("taps", [1, 2, 4, 6])
+@pytest.mark.parametrize("rows", [4, 8])
+def test_rows_of_several_programs(device, monkeypatch, rows, taps):
+    """Segments that end within a program, at its end and a few rows behind it; branches far from their parent."""
+    kernels = importlib.import_module("mmpack.ops.linear_attention.triton")
+    monkeypatch.setattr(kernels, "ROWS", rows)
+    monkeypatch.setattr(kernels, "BACKWARD_ROWS", rows)
+    tensors, upstream = drawn(device, 70, 9, taps, True, torch.float32)
+    ends = [0, 1, 4, 8, 9, 16, 18, 31, 33, 40, 47, 48, 64, 67, 70]
+    random = np.random.default_rng(rows)
+    parents = [-1, *(int(random.integers(-1, i)) for i in range(1, len(ends) - 1))]
+    for segments in (parents, [-1, *range(len(ends) - 2)], [-1, *[0] * (len(ends) - 2)]):
+        plan = plan_segments(np.array(ends), np.array(segments), conv_width=6).to(device)
+        wanted = exactly(monkeypatch, tensors, plan, "silu", upstream)
+        poison_outputs(monkeypatch, device)
+        found = run(tensors, plan, "silu", upstream)
+        for a, b in zip(found, wanted, strict=True):
+            assert (a.double() - b).norm() <= 1e-6 * b.norm()
+
+
+def test_a_place_in_the_pack_changes_nothing(device, monkeypatch):
+    """Wherever programs begin, a row's gradient has the same bits."""
+    kernels = importlib.import_module("mmpack.ops.linear_attention.triton")
+    monkeypatch.setattr(kernels, "BACKWARD_ROWS", 8)
+    tensors, upstream = drawn(device, 40, 33, 4, True, torch.bfloat16)
+    alone = run(
+        tensors, plan_segments(np.array([0, 40]), np.array([-1])).to(device), "silu", upstream
+    )
+    for before in (1, 3, 6):
+        filled = [torch.cat([x[:before], x]) for x in (tensors[0], upstream)]
+        plan = plan_segments(np.array([0, before, before + 40]), np.array([-1, -1])).to(device)
+        packed = run([filled[0], *tensors[1:]], plan, "silu", filled[1])
+        assert all(torch.equal(a[before:], b) for a, b in zip(packed[:2], alone[:2], strict=True))
+
+
 def test_rows_of_padding_and_none(device):
     tensors, upstream = drawn(device, 70, 5, 4, True, torch.float32)
     padding = np.arange(70) >= 60
@@ -101,7 +138,7 @@ def test_opcheck(device):
     torch.library.opcheck(
         torch.ops.mmpack.segment_conv1d.default, (x, weight, bias, plan.previous, True)
     )
-    arguments = (upstream, x, weight, bias, plan.previous, *plan.readers, True, True)
+    arguments = (upstream, x, weight, bias, plan.previous, *plan.far, True, True)
     torch.library.opcheck(torch.ops.mmpack.segment_conv1d_backward.default, arguments)
 
 

@@ -1,5 +1,6 @@
 """Plans of linear attention: waves and rows before a row, beside a walk over the paths, token by token."""
 
+import itertools
 import pickle
 
 import numpy as np
@@ -35,11 +36,17 @@ def test_any_forest(forest, loose):
             taps = [rows[at - j] if at >= j else -1 for j in (1, 2, 3)]
             before[rows[at]] = taps
     assert plan.previous[: offsets[-1]].tolist() == [before[r] for r in range(offsets[-1])]
-    for row in range(total):
-        start, stop = plan.readers.offsets[row : row + 2].tolist()
-        entries = plan.readers.order[start:stop].long()
-        assert plan.previous.flatten()[entries].eq(row).all() and (entries.diff() > 0).all()
-    assert len(plan.readers.order) == int((plan.previous >= 0).sum())
+    readers = {row: [(row, 0)] for row in range(total)}
+    for reader, taps in enumerate(plan.previous.tolist()):
+        for distance, row in enumerate(taps, 1):
+            if row >= 0:
+                readers[row].append((reader, distance))
+    far = {r: own for r, own in readers.items() if any(q != r + d for q, d in own)}
+    assert plan.far.rows.tolist() == list(far)
+    bounds = itertools.pairwise(plan.far.offsets.tolist())
+    for own, (start, stop) in zip(far.values(), bounds, strict=True):
+        assert plan.far.entries[start:stop].tolist() == [q * 4 + d for q, d in own]
+    assert plan.far.offsets[-1] == len(plan.far.entries)
 
     assert plan.rows == total and (np.diff(plan.offsets) > 0).all()
     order = torch.arange(total) if plan.order is None else plan.order.long()
@@ -63,7 +70,7 @@ def test_to_another_device_and_through_a_pipe():
     plan = plan_segments(np.array([0, 2, 4, 5]), np.array([-1, 0, 0]))
     moved = plan.to("meta")
     assert plan.to("cpu") is plan and moved.device.type == "meta"
-    assert moved.waves[1].parents.device.type == "meta" and moved.readers.order.is_meta
+    assert moved.waves[1].parents.device.type == "meta" and moved.far.entries.is_meta
     plan.chunk_plan()
     again = pickle.loads(pickle.dumps(plan))
     assert torch.equal(again.previous, plan.previous) and again.segments == 3
