@@ -125,7 +125,8 @@ _conv = define_op(
 )
 _conv_backward = define_op(
     "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, "
-    "Tensor far_rows, Tensor far_offsets, Tensor far_entries, bool silu, bool needs_weight) -> (Tensor, Tensor, Tensor)",
+    "Tensor far_rows, Tensor far_offsets, Tensor far_entries, bool silu, bool needs_weight) "
+    "-> (Tensor, Tensor, Tensor)",
     _run_backward,
     _fake_backward,
 )

@@ -234,7 +234,7 @@ def conv1d_backward_kernel(
     after = zeros_of(TAPS, BLOCK_COLS)  # gradients of the rows that read it, at distances 1, 2, …
     sums = zeros_of(TAPS, BLOCK_COLS)
     bias_sum = tl.zeros((BLOCK_COLS,), tl.float32)
-    chained = program < 0  # whether the row after this one reads it
+    chained = program < 0  # False: whether the row after this one reads it
     for start in range(end + EARLY, first, -UNROLL):
         oldest, grads, reads = (), (), ()
         for i in tl.static_range(UNROLL):
@@ -270,7 +270,7 @@ def conv1d_backward_kernel(
                     sums = added(sums, inner, window, TAPS)
                     bias_sum += inner
             chained = reads[i]
-            if chained:
+            if chained:  # noqa: SIM108 (Triton has no such expression for tuples)
                 after = moved(inner, after, TAPS)
             else:
                 after = zeros_of(TAPS, BLOCK_COLS)
