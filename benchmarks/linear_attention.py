@@ -10,6 +10,8 @@ turn with the call; for the delta rule the products of its chunks at the card's 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +86,12 @@ def of_the_convolution(plan: SegmentPlan, bandwidth: float, layout: str) -> list
     }
     if layout == "plain":
         calls["torch conv1d across samples"] = torchs
+        if flas := fla_convolution():
+            lengths = torch.from_numpy(plan.offsets)
+            on_gpu = lengths.cuda()
+            calls["FLA"] = lambda: flas(
+                x[None], weight, activation="silu", cu_seqlens=on_gpu, cu_seqlens_cpu=lengths
+            )[0][0]
     out = []
     for what, moved in (("forward", 2), ("forward and backward", 5)):
         for who, call in calls.items():
@@ -91,6 +99,14 @@ def of_the_convolution(plan: SegmentPlan, bandwidth: float, layout: str) -> list
             floor = moved * x.numel() * x.element_size() / bandwidth * 1e3
             out.append(measured("segment_conv1d", what, who, run, floor))
     return out
+
+
+def fla_convolution() -> Call | None:
+    """flash-linear-attention's, if it is installed; it takes plain packs alone."""
+    if importlib.util.find_spec("fla") is None:
+        return None
+    found: Call = importlib.import_module("fla.modules.causal_conv1d").causal_conv1d
+    return found
 
 
 def of_the_rule(plan: SegmentPlan) -> list[dict[str, Any]]:
