@@ -8,8 +8,8 @@ SHARED_BYTES = {"sm_80": 163 << 10, "sm_90": 227 << 10, "gfx942": 64 << 10}
 each_target = pytest.mark.parametrize("target", TARGETS)
 
 
-def compiled_size(kernel, signature: dict, constexprs: dict, target: str, **options) -> int:
-    """Bytes of machine code of `kernel` (a @triton.jit function); options: num_warps, num_stages."""
+def compiled(kernel, signature: dict, constexprs: dict, target: str, **options):
+    """`kernel` (a @triton.jit function) as Triton compiles it; options: num_warps, num_stages, enable_fp_fusion."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -19,4 +19,10 @@ def compiled_size(kernel, signature: dict, constexprs: dict, target: str, **opti
     )
     made = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
     assert made.metadata.shared <= SHARED_BYTES[target]
+    return made
+
+
+def compiled_size(kernel, signature: dict, constexprs: dict, target: str, **options) -> int:
+    """Bytes of machine code."""
+    made = compiled(kernel, signature, constexprs, target, **options)
     return len(made.asm["hsaco" if target.startswith("gfx") else "cubin"])

@@ -2,6 +2,9 @@
 
 No atomics: what a row's gradient gets from the rows right after it, a program has at hand; rows that others read too
 are made anew by `far_kernel`. The weight's gradient is summed by program, then over them.
+
+Sums of products are written as `fma`: left to the compiler, which product of a sum is rounded would depend on what else
+a kernel makes, and gradients of x on whether the weight is trained.
 """
 
 from __future__ import annotations
@@ -129,11 +132,12 @@ def moved(new, others, COUNT: tl.constexpr):
 @triton.jit
 def before_activation(window, weights, bias, TAPS: tl.constexpr, BIAS: tl.constexpr):
     """Summed from the oldest row to the row itself."""
-    total = window[TAPS - 1] * weights[TAPS - 1]
     if BIAS:
-        total += bias
+        total = tl.fma(window[TAPS - 1], weights[TAPS - 1], bias)
+    else:
+        total = window[TAPS - 1] * weights[TAPS - 1]
     for tap in tl.static_range(1, TAPS):
-        total += window[TAPS - 1 - tap] * weights[TAPS - 1 - tap]
+        total = tl.fma(window[TAPS - 1 - tap], weights[TAPS - 1 - tap], total)
     return total
 
 
@@ -141,7 +145,7 @@ def before_activation(window, weights, bias, TAPS: tl.constexpr, BIAS: tl.conste
 def before_silu(grad, out):
     """The gradient to silu's input `out`."""
     sigmoid = tl.sigmoid(out)
-    return grad * sigmoid * (1 + out * (1 - sigmoid))
+    return grad * sigmoid * tl.fma(out, 1 - sigmoid, 1.0)
 
 
 # Counts differ from pack to pack: no kernel of their own for those that 16 divides.
@@ -196,7 +200,7 @@ def moved_up(window, oldest, TAPS: tl.constexpr):
 def added(sums, inner, window, TAPS: tl.constexpr):
     out = ()
     for i in tl.static_range(TAPS):
-        out = out + (sums[i] + inner * window[i],)
+        out = out + (tl.fma(inner, window[i], sums[i]),)
     return out
 
 
@@ -263,7 +267,7 @@ def conv1d_backward_kernel(
             if row < end:
                 to = inner * weights[0]
                 for back in tl.static_range(1, TAPS):
-                    to += after[back - 1] * weights[back]
+                    to = tl.fma(after[back - 1], weights[back], to)
                 place = to_x_ptr + row.to(tl.int64) * width + columns
                 tl.store(place, to.to(to_x_ptr.dtype.element_ty), mask=inside & live)
                 if WEIGHT:
