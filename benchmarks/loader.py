@@ -33,6 +33,7 @@ from mmpack.schema.spans import LossSpan, ModalitySpan
 PROMPTS, RESPONSES, LENGTH, ANSWER, SIDE = 16, 4, 4096, 2000, 64
 MAX_TOKENS, WORK_SECONDS, EPOCHS, REPEATS = 32_768, 0.3, 2, 5
 FAMILY = get_family("qwen2_5_vl")
+BATCH, LOOP = "all samples in one batch", "a loop"  # sections
 SETTINGS = {
     "image": {
         "backend": "torchvision",
@@ -88,7 +89,7 @@ def host_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
             "to the device, pinned": lambda: pinned.to(DEVICE, non_blocking=True),
         }
     return [
-        {"case": kind, "who": who, "ms": seconds(call) * 1e3, "bytes": size}
+        {"section": BATCH, "case": kind, "who": who, "ms": seconds(call) * 1e3, "bytes": size}
         for who, call in calls.items()
     ]
 
@@ -97,7 +98,8 @@ def normalised(batch: Any) -> dict[str, Any]:
     """The table's pass over all patches, on the device: a byte read, two written."""
     values, pixels = batch.byte_values["image"], batch.pixel_values
     ms = gpu.milliseconds(lambda: normalize_bytes(pixels, values, torch.bfloat16), ahead=True)
-    return {"case": "uint8", "who": "normalise to bfloat16", "ms": ms, "bytes": 3 * pixels.numel()}
+    row = {"section": BATCH, "case": "uint8", "who": "normalise to bfloat16"}
+    return row | {"ms": ms, "bytes": 3 * pixels.numel()}
 
 
 def loop_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
@@ -133,7 +135,7 @@ def loop_rows(kind: str, samples: list[Sample]) -> list[dict[str, Any]]:
         start = time.perf_counter()
         worked = call()
         taken = time.perf_counter() - start
-        rows.append({"case": f"{kind}, loop", "who": who, "ms": taken * 1e3})
+        rows.append({"section": LOOP, "case": kind, "who": who, "ms": taken * 1e3})
         rows[-1] |= {"batches": len(worked), "exposed_ms": (taken - sum(worked)) * 1e3}
     hand, loader = (row["exposed_ms"] for row in rows)
     waited = first[0] * 1e3

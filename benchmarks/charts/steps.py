@@ -43,7 +43,7 @@ def loader(report: dict[str, Any]) -> Chart:
     for kind in ("float32", "uint8"):
         bars = []
         for who, of in (("by hand", "peer"), ("PackLoader", "own")):
-            row = one(report["rows"], case=f"{kind}, loop", who=who)
+            row = one(report["rows"], section="a loop", case=kind, who=who)
             said = milliseconds(row["exposed_ms"])
             if "hidden_after_first" in row:
                 said += f", {row['hidden_after_first']:.0%} hidden after the first batch"
@@ -55,7 +55,7 @@ def loader(report: dict[str, Any]) -> Chart:
             bars.append(Bar(f"{who} memory", row["ms"], milliseconds(row["ms"]), of))
         copies.append(judged(Group(f"pixels as {kind}", bars)))
     hand, own = (
-        one(report["rows"], case="float32, loop", who=who)["exposed_ms"]
+        one(report["rows"], section="a loop", case="float32", who=who)["exposed_ms"]
         for who in ("by hand", "PackLoader")
     )
     return Chart(

@@ -32,11 +32,11 @@ Seconds are the median of at least two steps after the first. *First* is the fir
 recomputation, backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without
 need: padding, or a prompt once more. Recomputation counts in full, though torch skips each layer's last product.
 
-Rows were measured on several days and cards. Those held kind by kind (below) ran alone, and mmpack's attention in their
-towers was `varlen_attn`. The others ran before: some beside rows on other cards of one machine, and with mmpack's
-attention in the tower, pictures of 1,024 patches and more ran on FlashAttention-4 without padding, whose dq was wrong.
-Now FlashAttention-4 takes large pictures [padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). Where
-the time goes was recorded in earlier runs of these rows.
+Each row had its card to itself, often beside work on other cards of its host. FlashAttention-4 takes a tower's large
+pictures now, [padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). Most of 7B's and 3B's `geo` rows ran
+before, on `varlen_attn`: 7B's `shared`, measured again, took 3.88 s instead of 3.89. Rows not held kind by kind (below)
+are older: with mmpack's attention in the tower, pictures of 1,024 patches and more ran on FlashAttention-4 without
+padding, whose dq was wrong.
 """
 BY_KIND = (
     "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "

@@ -42,7 +42,8 @@ def loader_rows(exposed):
     rows = []
     for kind in ("float32", "uint8"):
         for who, ms in (("by hand", 400.0), ("PackLoader", exposed)):
-            rows.append({"case": f"{kind}, loop", "who": who, "ms": 3600 + ms, "exposed_ms": ms})
+            row = {"section": "a loop", "case": kind, "who": who}
+            rows.append(row | {"ms": 3600 + ms, "exposed_ms": ms})
         rows[-1] |= {"hidden": 0.5, "hidden_after_first": 0.94}
         for memory, ms in (("pageable", 44.0), ("pinned", 5.0)):
             rows.append({"case": kind, "who": f"to the device, {memory}", "ms": ms})
@@ -89,6 +90,7 @@ def test_a_first_step(first, kind):
         FIRST_STEP.row_of("compiled", "ahead", printed(0.1, (0.1, 0.1, 0.1), 5.5)),
     ]
     assert [row["more_seconds"] for row in rows] == pytest.approx([34.1, first - 0.1, 0.0])
+    assert rows[2]["caches"] == "full, compiled ahead"
     assert (rows[1]["caches"], rows[1]["graphs"], rows[1]["kernels_compiled"]) == ("full", 2, 3)
     found = bars(CHARTS["first_step"](json.loads(json.dumps({"rows": rows}))))
     assert found["compiled layers", "caches empty"][1] == "beside"
