@@ -132,10 +132,9 @@ def moved(new, others, COUNT: tl.constexpr):
 @triton.jit
 def before_activation(window, weights, bias, TAPS: tl.constexpr, BIAS: tl.constexpr):
     """Summed from the oldest row to the row itself."""
+    total = window[TAPS - 1] * weights[TAPS - 1]
     if BIAS:
         total = tl.fma(window[TAPS - 1], weights[TAPS - 1], bias)
-    else:
-        total = window[TAPS - 1] * weights[TAPS - 1]
     for tap in tl.static_range(1, TAPS):
         total = tl.fma(window[TAPS - 1 - tap], weights[TAPS - 1 - tap], total)
     return total
