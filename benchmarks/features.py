@@ -151,7 +151,7 @@ def row(
         "ratio": medians[0] / medians[1],
         "patches_each_pass": patches[0],
         "patches_kept": patches[1],
-        "largest_difference": off,
+        "largest_difference_nats": off,
     }
 
 

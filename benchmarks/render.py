@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from charts import CHARTS, draw, step
+from charts.chain import NO_AXES
 from charts.overview import overview
 from PIL import Image
 
@@ -30,7 +31,6 @@ CONSISTENCY = Path("docs/consistency.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
-NO_AXES = ("section", "stage", "pass", "kind")  # other columns of the chain are axes
 SPLIT = ("tensor_parallel", "sequence_parallel")  # axes with a column of each number of ranks
 CHAIN_BEGIN, CHAIN_END = "<!-- chain: benchmarks/render.py -->\n", "<!-- /chain -->\n"
 

@@ -10,7 +10,8 @@ from charts.pick import Row, fraction
 _LOGPROB = ("logprob", "forward")
 _INVARIANT = ", invariant"
 _BESIDE = "alone"  # the reference beside transformers' own attention
-_COLUMNS = ("section", "stage", "pass", "kind", _BESIDE)
+NO_AXES = ("section", "stage", "pass", "kind")  # all other columns are axes
+_COLUMNS = (*NO_AXES, _BESIDE)
 _RANKS = ("tensor_parallel", "sequence_parallel", "fsdp", "tp ")  # beginnings of their axes
 
 
