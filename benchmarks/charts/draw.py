@@ -11,17 +11,19 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from typing import Any
 
 from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 WIDTH = 640
 _MARGIN, _TITLE, _ROW, _BAR, _GROUP, _AXIS, _GAP = 16, 34, 20, 13, 27, 40, 10
-_LETTER = 7.3  # of DejaVu Sans at 13, the widest of usual fonts
 _SIZE, _SMALL = 13, 12
 _FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
@@ -170,8 +172,8 @@ def _save(chart: Chart, out: io.StringIO | io.BytesIO, **how: Any) -> int:
             y = 1 - (24 + 20 * k) / height
             style = {"size": 15, "weight": "bold", "color": _day("ink")}
             figure.text(_MARGIN / WIDTH, y, line, **style)
-        labels = max(len(bar.label) for bar in _bars(chart.panels))
-        left = _MARGIN + min(max(labels * _LETTER, 60), 265) + 8
+        labels = max(_wide(bar.label) for bar in _bars(chart.panels))
+        left = _MARGIN + max(labels, 60) + 8
         right = left + min(_room(panel, WIDTH - _MARGIN - left) for panel in chart.panels)
         for panel, tall in zip(chart.panels, heights, strict=True):
             below = _below(panel)
@@ -203,8 +205,15 @@ def _room(panel: Panel, most: float) -> float:
     for bar in _bars([panel]):
         ends = [v for v in (bar.value, bar.floor) if v is not None]
         share = max([panel.share(v) for v in ends] + [panel.share(1.0)] * panel.ratios, default=0.0)
-        found.append((most - len(bar.text) * _LETTER * 0.96 - 12) / max(share, 0.05))
+        found.append((most - _wide(bar.text) - 12) / max(share, 0.05))
     return min(found)
+
+
+@cache
+def _wide(text: str) -> float:
+    """In DejaVu Sans, the widest of usual fonts."""
+    font = FontProperties(family="DejaVu Sans", size=_SIZE)
+    return float(TextToPath().get_text_width_height_descent(text, font, ismath=False)[0])
 
 
 def _mark_height(panel: Panel) -> int:

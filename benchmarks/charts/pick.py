@@ -30,7 +30,9 @@ def digits(value: float) -> str:
     """Three of them."""
     if value >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    return (
+        f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"
+    )
 
 
 def fraction(value: float) -> str:
