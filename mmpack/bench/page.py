@@ -32,11 +32,14 @@ Seconds are the median of at least two steps after the first. *First* is the fir
 recomputation, backward) take at the rate of cuBLAS's product in the same run. It includes what a peer computes without
 need: padding, or a prompt once more. Recomputation counts in full, though torch skips each layer's last product.
 
-Each row had its card to itself, often beside work on other cards of its host. FlashAttention-4 takes a tower's large
-pictures now, [padded](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper). Most of 7B's and 3B's `geo` rows ran
-before, on `varlen_attn`: 7B's `shared`, measured again, took 3.88 s instead of 3.89. Rows not held kind by kind (below)
-are older: with mmpack's attention in the tower, pictures of 1,024 patches and more ran on FlashAttention-4 without
-padding, whose dq was wrong.
+Each row had its cards to itself; other cards of its host were often at work.
+
+Large pictures (1,024 patches and more) ran in one of three ways, where the tower had mmpack's attention. Rows not held
+kind by kind (below) are the oldest: they ran FlashAttention-4 without padding, whose dq was wrong. Ten `geo` rows ran
+`varlen_attn`: all of 7B but `shared` and `shared-compiled`; of 3B on one GPU `plain`, `plain-compiled`, `shared` and
+`shared-compiled`. The others ran FlashAttention-4
+[with padding](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper), as mmpack does now. 7B's `shared`, measured
+both of these ways, took as long.
 """
 BY_KIND = (
     "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "
@@ -148,10 +151,22 @@ def _held_by_kind(rows: list[dict[str, Any]]) -> str:
     ran = [row for row in rows if "did_not_run" not in row]
     by_kind = sum("kinds" in row.get("error", {}) for row in ran)
     many = f"{by_kind or 'None'} of the {len(ran)} rows with times"
-    rest = "" if by_kind == len(ran) else "; the others were measured before it was checked"
+    rest = ""
+    if by_kind < len(ran):
+        others = [row for row in ran if "kinds" not in row.get("error", {})]
+        rest = f"; the others were measured before it was checked: {_listed(others)}"
     if not by_kind:
         rest = ": they were measured before it was checked"
     return _filled(f"{BY_KIND}{many} were held so{rest}.") + "\n"
+
+
+def _listed(rows: list[dict[str, Any]]) -> str:
+    """Rows by model, workload and GPUs, each with its peers."""
+    peers: dict[str, list[str]] = {}
+    for row in sorted(rows, key=_order):
+        case = ", ".join([f"{row['model']} {row['workload']}", *_ran_with(row)])
+        peers.setdefault(case, []).append(f"`{row['peer']}`")
+    return "; ".join(f"{case} ({', '.join(found)})" for case, found in peers.items())
 
 
 def liger_rows(report: dict[str, Any]) -> str:
@@ -241,9 +256,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _names(row: dict[str, Any]) -> list[str]:
-    more = [f"{row['ranks']} GPUs"] * (row["ranks"] > 1)
-    more += [n if v is True else f"{n} {v}" for n, v in row["options"].items()]
-    return [row["model"], row["workload"], ", ".join([f"`{row['peer']}`", *more])]
+    return [row["model"], row["workload"], ", ".join([f"`{row['peer']}`", *_ran_with(row)])]
+
+
+def _ran_with(row: dict[str, Any]) -> list[str]:
+    """GPUs and options."""
+    gpus = [f"{row['ranks']} GPUs"] * (row["ranks"] > 1)
+    return gpus + [n if v is True else f"{n} {v}" for n, v in row["options"].items()]
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -133,6 +133,9 @@ def test_only_rows_that_were_held_kind_by_kind_are_said_to_be(rows):
     new = [one | {"error": error | {"kinds": {"a": 1e-2}}} for one in rows]
     mixed = new[:2] + old[2:]
     assert f"2 of the {ran} rows with times were held so; the others" in said(mixed)
+    named = said(mixed).partition("it was checked: ")[2].partition("). ")[0]
+    timed = [one for one in rows[2:] if "seconds" in one]
+    assert timed and named.count("`") == 2 * len(timed)
     assert f"{ran} of the {ran} rows with times were held so." in said(new)
 
 
