@@ -3,9 +3,9 @@
     python benchmarks/encode_together.py
     python benchmarks/encode_together.py --tiny --ranks 2   # on a CPU, by gloo: what is checked, not how fast it is
 
-The plan balances rows and patches at once; where pictures are encoded together, it balances rows, and the exchange
-patches. Seconds of a step, forward and backward of all packs, of the slowest rank. The loss and the norm of all
-gradients must be the same in all three ways.
+The plan balances rows and patches at once. Where pictures are encoded together, it balances rows only, and the exchange
+balances patches. Seconds of a step, forward and backward of all packs, of the slowest rank. The loss and the norm of
+all gradients must be the same in all three ways.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def of_the_convolution(plan: SegmentPlan, bandwidth: float, layout: str) -> list
 
 
 def fla_convolution() -> Call | None:
-    """flash-linear-attention's, if it is installed; it takes plain packs alone."""
+    """flash-linear-attention's, if it is installed; it takes only plain packs."""
     if importlib.util.find_spec("fla") is None:
         return None
     found: Call = importlib.import_module("fla.modules.causal_conv1d").causal_conv1d

@@ -63,8 +63,8 @@ def together(report: dict[str, Any]) -> Chart:
         "What does a step take whose pictures lie on few GPUs?",
         [Panel("seconds of a step; shorter is faster", groups)],
         "Forward and backward of all packs, bf16 with gradient checkpointing, over NCCL. Behind each bar: the patches "
-        "that the busiest GPU encodes, and the mean of all. A plan balances rows and patches; where pictures are "
-        "encoded together it balances rows, and the exchange patches.",
+        "that the busiest GPU encodes, and the mean of all. A plan balances rows and patches. Where pictures are "
+        "encoded together, the plan balances rows only, and the exchange balances patches.",
         (Headline(TOGETHER, other["seconds"] / own["seconds"], other["way"]),),
     )
 

@@ -9,7 +9,7 @@ from mmpack.bench.targets import HEADLINE
 from mmpack.bench.workloads import WORKLOADS
 
 _KINDS = ("peer", "peer", "peer", *("own, another way",) * 2, "own")
-UNIT = "seconds, forward and backward of 32 responses; shorter is faster"
+UNIT = "seconds, forward and backward; shorter is faster"
 TICK = "floor: the FLOPs of shared prefixes at the rate of cuBLAS"
 NOTE = (
     "The floor: what the FLOPs of a step that computes each prompt and each picture once take at the rate of cuBLAS's "
