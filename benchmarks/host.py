@@ -295,8 +295,8 @@ def rope_index(samples: list[mp.Sample]) -> Callable[[], torch.Tensor]:
 
 def packs(share: float) -> Iterator[Case]:
     samples = rollout(max(int(16 * share), 2), pixels=True)
-    held = [torch.from_numpy(m.pixel_values) for s in samples for m in s.media]
-    whole = torch.cat(held)
+    held = [m.pixel_values for s in samples for m in s.media]
+    whole = torch.from_numpy(np.concatenate(held))
     megabytes = whole.nbytes / 2**20
     given = f"pack {len(samples)} x 4,096 with {megabytes:.0f} MiB of pixels"
     for what in (given, f"{given}, read-only as Arrow's and Ray's"):
@@ -306,7 +306,7 @@ def packs(share: float) -> Iterator[Case]:
             what,
             "one copy of them",
             lambda: mp.pack(samples),
-            lambda: torch.cat(held),
+            lambda: np.concatenate(held),
             1 / 1.2,
             (("aim_x", 1 / 1.2),),
         )

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from mmpack.errors import ArgumentError, SchemaError
 from mmpack.families import Family
 from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.packing.tensors import to_read
+from mmpack.packing.tensors import joined, to_read
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.spans import is_placeholder
@@ -92,10 +92,7 @@ class MediaTable:
                 f"{own[0].media_id!r:.60} of {pixels[0].dtype}. Fix: make all samples of a batch by one "
                 "wrap_processor(…, pixels=…)"
             )
-        if not pin_memory or odd is not None:
-            return torch.cat(pixels)
-        shape = (sum(map(len, pixels)), *pixels[0].shape[1:])
-        return torch.cat(pixels, out=torch.empty(shape, dtype=pixels[0].dtype, pin_memory=True))
+        return torch.cat(pixels) if odd is not None else joined(pixels, pin_memory)
 
     def _note_bytes(self, medium: Medium, settings: Mapping[str, Any] | None) -> None:
         table = byte_table(settings, medium.modality)
