@@ -50,10 +50,11 @@ def segment_conv1d(
         raise ArgumentError(
             f"segment_conv1d: bias has shape {list(bias.shape)}, expected [{x.shape[1]}]. Fix: pass conv1d.bias"
         )
-    if not (x.is_floating_point() and weight.is_floating_point()):
-        raise ArgumentError(
-            f"segment_conv1d: x is {x.dtype}, weight {weight.dtype}. Fix: pass floating tensors"
-        )
+    for name, given in (("x", x), ("weight", weight), ("bias", bias)):
+        if given is not None and not given.is_floating_point():
+            raise ArgumentError(
+                f"segment_conv1d: {name} is {given.dtype}, expected a floating dtype. Fix: pass {name}.float()"
+            )
     if activation not in ("silu", None):
         raise ArgumentError(
             f"segment_conv1d: activation is {activation!r}. Fix: use 'silu', or None and apply your own afterwards"
@@ -69,7 +70,7 @@ def segment_conv1d(
 
 
 def _run(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
-    out: Tensor = _path(x, weight).conv1d(x, weight, bias, previous, silu)
+    out: Tensor = _kernels(x, weight).conv1d(x, weight, bias, previous, silu)
     return out
 
 
@@ -85,9 +86,9 @@ def _run_backward(
     silu: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What is not asked for is empty."""
+    """Gradients to x, weight and bias; those of weight and bias are empty where not asked for."""
     far = FarReaders(far_rows, far_offsets, far_entries)
-    to_x, to_weight, to_bias = _path(x, weight).conv1d_backward(
+    to_x, to_weight, to_bias = _kernels(x, weight).conv1d_backward(
         grad, x, weight, bias, previous, far, silu, needs_weight
     )
     none = weight.new_empty(0)
@@ -162,6 +163,7 @@ class _Conv(torch.autograd.Function):
         return to_x, to_weight, to_bias, None, None, None, None, None
 
 
-def _path(x: Tensor, weight: Tensor) -> Any:
+def _kernels(x: Tensor, weight: Tensor) -> Any:
+    """The module that runs it: of Triton, or of plain PyTorch."""
     dtype = torch.promote_types(x.dtype, weight.dtype)
     return implementation(SEGMENT_CONV1D, x.device, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_attention import chunks, waves
 from mmpack.ops.linear_attention.choose import choose
@@ -55,7 +55,12 @@ def segment_delta_rule(
 
 
 def check_plan(what: str, plan: SegmentPlan, x: Tensor) -> None:
-    """Raise ArgumentError for a plan of other rows than x's, or elsewhere."""
+    """Raise ArgumentError for what is no plan, and for a plan of other rows than x's, or elsewhere."""
+    if not isinstance(plan, SegmentPlan):
+        raise ArgumentError(
+            f"{what}: plan is {kind_of(plan)}, expected a SegmentPlan. Fix: pass batch.segment_plan, or make one by "
+            "plan_segments"
+        )
     if plan.rows != x.shape[0]:
         raise ArgumentError(
             f"{what}: the plan is for {plan.rows} rows, but there are {x.shape[0]}. Fix: pass batch.segment_plan"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import check_whole
 from mmpack.ops.linear_attention.chunk_plan import CHUNK, ChunkPlan, plan_chunks
 from mmpack.ops.linear_attention.segments import normal_segments
 from mmpack.ops.rows.inverse import Inverse
@@ -32,13 +32,12 @@ class Wave:
 
 
 class FarReaders(NamedTuple):
-    """Rows that other rows read than those right after them, as a prompt's last rows, and all that read each."""
+    """Rows with a reader that does not follow them in the pack, as a prompt's last rows; and all readers of each."""
 
     rows: torch.Tensor  # [F] int32
     offsets: torch.Tensor  # [F+1] int32: row f's entries
-    entries: (
-        torch.Tensor
-    )  # int32: reader · conv_width + distance; the row itself, at 0, comes first
+    # int32: reader · conv_width + distance on the path; the row itself, at distance 0, comes first
+    entries: torch.Tensor
 
 
 @dataclass
@@ -132,10 +131,7 @@ def plan_segments(
         >>> plan.previous.tolist()
         [[-1, -1], [0, -1], [1, 0], [1, 0]]
     """
-    if conv_width < 1:
-        raise ArgumentError(
-            f"plan_segments: conv_width is {conv_width}. Fix: pass the convolution's K"
-        )
+    check_whole("plan_segments", "conv_width", conv_width, fix="pass the convolution's K")
     offsets, parents, depths = normal_segments(segment_offsets, segment_parent, padding)
     lengths = np.diff(offsets)
     rows = int(offsets[-1])
@@ -195,14 +191,15 @@ def _previous(offsets: np.ndarray, parents: np.ndarray, width: int) -> np.ndarra
 
 
 def _far(previous: np.ndarray) -> FarReaders:
-    """Of [T, width - 1]."""
+    """Of `previous` [T, width - 1]."""
     rows, taps = previous.shape
+    # windows that are not the rows right before
     reader, tap = np.nonzero(previous != np.arange(rows)[:, None] - 1 - np.arange(taps))
     read = previous[reader, tap]
     far = np.unique(read[read >= 0])
     place = np.full(rows, -1)
     place[far] = np.arange(len(far))
-    # all that read them, near ones too; the rows themselves
+    # all readers of those rows, near ones too; and the rows themselves
     reader, tap = np.nonzero((previous >= 0) & (place[previous] >= 0))
     reader, distance = np.append(far, reader), np.append(np.zeros_like(far), tap + 1)
     of = np.append(np.arange(len(far)), place[previous[reader[len(far) :], tap]])
@@ -213,11 +210,10 @@ def _far(previous: np.ndarray) -> FarReaders:
 
 
 def _inverse(index: np.ndarray, count: int) -> Inverse:
-    """Entries that are -1 are left out."""
+    """Of an index into `count` rows."""
+    counts = np.bincount(index, minlength=count)
     order = np.argsort(index, kind="stable")
-    none = int((index < 0).sum())
-    counts = np.bincount(index[index >= 0], minlength=count)
-    return Inverse(_int32(order[none:]), _int32(np.append(0, np.cumsum(counts))))
+    return Inverse(_int32(order), _int32(np.append(0, np.cumsum(counts))))
 
 
 def _int32(x: np.ndarray) -> torch.Tensor:

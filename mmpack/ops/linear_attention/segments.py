@@ -58,6 +58,11 @@ def _checked(
             f"plan_segments: offsets have shape {list(offsets.shape)}, parents {list(parents.shape)}, expected "
             "[G+1] and [G]. Fix: pass batch.segment_offsets and batch.segment_parent"
         )
+    for name, given in (("offsets", offsets), ("parents", parents)):
+        if given.size and given.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"plan_segments: {name} are {given.dtype}, expected integers. Fix: pass {name}.astype(np.int64)"
+            )
     offsets, parents = offsets.astype(np.int64), parents.astype(np.int64)
     numbers = np.arange(len(parents))
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():

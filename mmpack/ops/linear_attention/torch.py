@@ -19,7 +19,7 @@ def conv1d_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, far: FarReaders,
     silu: bool, needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients to x, weight and bias."""
+    """Gradients to x, weight and bias; None for the last two unless `needs_weight`."""
     wide, taps = torch.promote_types(x.dtype, torch.float32), weight.shape[1]
     grad = grad.to(wide)
     if silu:

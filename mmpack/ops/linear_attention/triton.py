@@ -1,10 +1,10 @@
 """The convolution and its gradients in Triton: a program walks down some rows, with those before in registers.
 
-No atomics: what a row's gradient gets from the rows right after it, a program has at hand; rows that others read too
-are made anew by `far_kernel`. The weight's gradient is summed by program, then over them.
+No atomics: what a row's gradient gets from the rows right after it, a program has at hand. For rows that others read
+too, `far_kernel` then writes the gradient again, whole. The weight's gradient is summed by program, then over programs.
 
-Sums of products are written as `fma`: left to the compiler, which product of a sum is rounded would depend on what else
-a kernel makes, and gradients of x on whether the weight is trained.
+The kernels that walk write sums of products as `fma`: left to the compiler, which product of a sum is rounded would
+depend on what else a kernel makes, and gradients of x on whether the weight is trained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmpack.ops.linear_attention.segment_plan import FarReaders
 
-ROWS = 32  # of a program
+ROWS = 32  # of a program; UNROLL divides it, and BACKWARD_ROWS
 BACKWARD_ROWS = 128  # more: the weight's gradient has a partial sum for each program
 UNROLL = 4  # rows whose loads are under way together
 BLOCK_COLS = 512  # four a thread: with more, registers leave too few programs on a multiprocessor
@@ -29,7 +29,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, sil
     """x [T, C], weight [C, K], bias [C], previous [T, K-1 or more] -> [T, C]."""
     x, weight, previous = x.contiguous(), weight.contiguous(), previous.contiguous()
     rows, width = x.shape
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     if out.numel():
         grid = (triton.cdiv(rows, ROWS), triton.cdiv(width, BLOCK_COLS))
         with torch.cuda.device_of(x):
@@ -46,14 +46,14 @@ def conv1d_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, far: FarReaders,
     silu: bool, needs_weight: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients to x, weight and bias."""
+    """Gradients to x, weight and bias; None for the last two unless `needs_weight`."""
     grad, x, weight, previous = (t.contiguous() for t in (grad, x, weight, previous))
     (rows, width), taps = x.shape, weight.shape[1]
     blocks = triton.cdiv(rows, BACKWARD_ROWS)
     # By tap, then the bias.
     shape = (blocks if needs_weight else 0, taps + 1, width)
     partial = x.new_empty(shape, dtype=torch.float32)
-    to_x = torch.empty_like(x)
+    to_x = x.new_empty(x.shape)
     if x.numel():
         given = (grad, x, weight, x if bias is None else bias.contiguous(), previous)
         counts = (rows, width, previous.shape[1])
@@ -84,8 +84,8 @@ def row_of(x_ptr, row, columns, there, width):
 
 @triton.jit
 def is_next(previous_ptr, row, live, stride, TAPS: tl.constexpr):
-    """Whether the row reads the one before it in the pack."""
-    if TAPS == 1:
+    """Whether the row's window is that of the row before it in the pack, moved by one."""
+    if TAPS == 1:  # no row is read but the row itself
         return live
     return tl.load(previous_ptr + row.to(tl.int64) * stride, mask=live, other=-2) == row - 1
 
@@ -131,7 +131,7 @@ def moved(new, others, COUNT: tl.constexpr):
 
 @triton.jit
 def before_activation(window, weights, bias, TAPS: tl.constexpr, BIAS: tl.constexpr):
-    """Summed from the oldest row to the row itself."""
+    """The bias, then the products from the oldest row's to the row's own."""
     total = window[TAPS - 1] * weights[TAPS - 1]
     if BIAS:
         total = tl.fma(window[TAPS - 1], weights[TAPS - 1], bias)
@@ -237,7 +237,7 @@ def conv1d_backward_kernel(
     after = zeros_of(TAPS, BLOCK_COLS)  # gradients of the rows that read it, at distances 1, 2, …
     sums = zeros_of(TAPS, BLOCK_COLS)
     bias_sum = tl.zeros((BLOCK_COLS,), tl.float32)
-    chained = program < 0  # False: whether the row after this one reads it
+    chained = program < 0  # whether the row after this one reads it; False, as a tensor
     for start in range(end + EARLY, first, -UNROLL):
         oldest, grads, reads = (), (), ()
         for i in tl.static_range(UNROLL):
@@ -304,7 +304,7 @@ def far_kernel(
     READERS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
-    """The whole gradient of a row that rows elsewhere read: some readers at a time, in their order."""
+    """The whole gradient of a row that rows elsewhere read: READERS of them at a time, in their order."""
     far = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
     inside = columns < width
@@ -313,7 +313,7 @@ def far_kernel(
     total = tl.zeros((BLOCK_COLS,), tl.float32)
     for start in range(first, end, READERS):
         at = start + tl.arange(0, READERS)
-        entry = tl.load(readers_ptr + at, mask=at < end, other=TAPS)
+        entry = tl.load(readers_ptr + at, mask=at < end, other=0)
         reader, back = entry // (stride + 1), entry % (stride + 1)
         there = (at < end) & (back < TAPS)  # the plan's width may be more than K
         tile = there[:, None] & inside[None, :]

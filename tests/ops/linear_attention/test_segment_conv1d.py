@@ -135,5 +135,11 @@ def test_refusals():
         segment_conv1d(x, weight.T, plan=plan)
     with pytest.raises(ArgumentError, match="bias has shape"):
         segment_conv1d(x, weight, bias[:2], plan=plan)
+    with pytest.raises(ArgumentError, match=r"bias is torch.complex64, expected a floating dtype"):
+        segment_conv1d(x, weight, bias.to(torch.complex64), plan=plan)
+    with pytest.raises(ArgumentError, match=r"weight is torch.int64, expected a floating dtype"):
+        segment_conv1d(x, weight.long(), plan=plan)
+    with pytest.raises(ArgumentError, match="plan is None, expected a SegmentPlan"):
+        segment_conv1d(x, weight, plan=None)
     with pytest.raises(ArgumentError, match="activation is 'gelu'"):
         segment_conv1d(x, weight, plan=plan, activation="gelu")

@@ -82,6 +82,27 @@ def test_rows_of_several_programs(device, monkeypatch, rows, taps):
             assert (a.double() - b).norm() <= 1e-6 * b.norm()
 
 
+def test_columns_of_several_programs(device, monkeypatch):
+    """And tensors that are not contiguous, with a frozen x."""
+    kernels = importlib.import_module("mmpack.ops.linear_attention.triton")
+    monkeypatch.setattr(kernels, "BLOCK_COLS", 4)
+    monkeypatch.setattr(kernels, "FAR_COLS", 4)
+    (x, weight, bias), upstream = drawn(device, 11, 9, 3, True, torch.float32)
+    tensors = [x.T.contiguous().T, weight.T.contiguous().T, torch.stack([bias, bias], 1)[:, 0]]
+    upstream = upstream.T.contiguous().T
+    plan = plan_segments(np.array([0, 3, 5, 11]), np.array([-1, 0, 0]), conv_width=3).to(device)
+    wanted = exactly(monkeypatch, tensors, plan, "silu", upstream)
+    poison_outputs(monkeypatch, device)
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    assert not any(x.is_contiguous() for x in leaves)
+    out = segment_conv1d(*leaves, plan=plan)
+    found = [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+    frozen = segment_conv1d(tensors[0], *leaves[1:], plan=plan)
+    found += torch.autograd.grad(frozen, leaves[1:], upstream)
+    for a, b in zip(found, wanted + wanted[2:], strict=True):
+        assert (a.double() - b).norm() <= 1e-6 * b.norm()
+
+
 def test_a_place_in_the_pack_changes_nothing(device, monkeypatch):
     """Wherever programs begin, a row's gradient has the same bits."""
     kernels = importlib.import_module("mmpack.ops.linear_attention.triton")

@@ -84,6 +84,8 @@ def test_to_another_device_and_through_a_pipe():
         ([0, 2, 1], [-1, -1], None, "must rise from 0"),
         ([0, 2, 3], [-1, 1], None, "segment 1 has parent 1"),
         ([0, 2], [-2], None, "segment 0 has parent -2"),
+        ([0, 2.5], [-1], None, "offsets are float64, expected integers"),
+        ([0, 2], [-1.0], None, "parents are float64, expected integers"),
         ([0, 3], [-1], [False, True, False], "segment 0, rows 0 to 3, has padding between tokens"),
         ([0, 3], [-1], [False, False], "padding is bool of 2 rows"),
         ([0, 2], [-1], [False, False, False], "padding is bool of 3 rows"),
@@ -95,6 +97,7 @@ def test_refusals(offsets, parents, padding, message):
         plan_segments(np.array(offsets), np.array(parents), padding)
 
 
-def test_a_width_of_none():
-    with pytest.raises(ArgumentError, match="conv_width is 0"):
-        plan_segments(np.array([0, 2]), np.array([-1]), conv_width=0)
+@pytest.mark.parametrize("width", [0, 2.5])
+def test_a_width_that_is_none(width):
+    with pytest.raises(ArgumentError, match=f"conv_width is {width}, expected a whole number"):
+        plan_segments(np.array([0, 2]), np.array([-1]), conv_width=width)
