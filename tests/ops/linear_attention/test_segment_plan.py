@@ -98,6 +98,6 @@ def test_refusals(offsets, parents, padding, message):
 
 
 @pytest.mark.parametrize("width", [0, 2.5])
-def test_a_width_that_is_none(width):
+def test_refused_widths(width):
     with pytest.raises(ArgumentError, match=f"conv_width is {width}, expected a whole number"):
         plan_segments(np.array([0, 2]), np.array([-1]), conv_width=width)
