@@ -3,8 +3,8 @@
 Bins and balance, prefix forests, positions, packs. A figure is CPU time of the process, the best of some runs, with one
 thread; compare ratios. `x_faster` is the peer's time over ours, `floor` what it is held to: with one below its floor
 the exit status is 1. `aim_x` and `aim_ms` are what it is to reach, with all of the work. Peers: TRL's `_pack_bfd`,
-verl's `karmarkar_karp`, transformers' `get_rope_index`, and one copy or one sha256 of the same bytes. A peer that is
-not installed has a row that says so. No GPU.
+verl's `karmarkar_karp`, transformers' `get_rope_index`, and one copy, by numpy, or one sha256 of the same bytes. A peer
+that is not installed has a row that says so. No GPU.
 """
 
 from __future__ import annotations
