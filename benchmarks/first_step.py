@@ -55,7 +55,12 @@ def main() -> None:
 
 def not_reached(layers: str, state: str) -> dict[str, Any]:
     """The row of a process that did not start yet: it stays if the run is cut off."""
-    return {"name": f"{layers} layers, caches {state}", "did_not_run": "the run ended before it"}
+    name = f"{layers} layers, caches {caches_of(state)}"
+    return {"name": name, "did_not_run": "the run ended before it"}
+
+
+def caches_of(state: str) -> str:
+    return "full, compiled ahead" if state == "ahead" else state
 
 
 def process(layers: str, state: str, caches: dict[str, str], folder: Path) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def row_of(layers: str, state: str, parts: list[dict[str, Any]]) -> dict[str, An
     usual = statistics.median(part["seconds"] for part in others)
     row = {
         "layers": layers,
-        "caches": "full, compiled ahead" if state == "ahead" else state,
+        "caches": caches_of(state),
         "first_seconds": first["seconds"],
         "others_seconds": usual,
         "more_seconds": first["seconds"] - usual,

@@ -34,12 +34,9 @@ need: padding, or a prompt once more. Recomputation counts in full, though torch
 
 Each row had its cards to itself; other cards of its host were often at work.
 
-Large pictures (1,024 patches and more) ran in one of three ways, where the tower had mmpack's attention. Rows not held
-kind by kind (below) are the oldest: they ran FlashAttention-4 without padding, whose dq was wrong. Ten `geo` rows ran
-`varlen_attn`: all of 7B but `shared` and `shared-compiled`; of 3B on one GPU `plain`, `plain-compiled`, `shared` and
-`shared-compiled`. The others ran FlashAttention-4
-[with padding](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper), as mmpack does now. 7B's `shared`, measured
-both of these ways, took as long.
+Rows not held kind by kind (below) are the oldest. Where their tower had mmpack's attention, pictures of 1,024 patches
+and more ran FlashAttention-4 without padding, whose dq was wrong. In the others they ran `varlen_attn`, or
+FlashAttention-4 [with padding](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper), as mmpack does now.
 """
 BY_KIND = (
     "`mmpack bench step` compares gradients of the first and the last layer of decoder and tower, and of all weights "
