@@ -22,7 +22,7 @@ HERE := not slow and not rest and not gpu and not engine and not kernel and not 
 MATRIX := vllm verl openrlhf sglang
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
-BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu on_host several render step cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host several render cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
@@ -124,7 +124,7 @@ lint: $(STAMP)  ## ruff; imports run one way
 
 .PHONY: types
 types: $(STAMP)  ## mypy
-	$(BIN)/mypy mmpack
+	$(BIN)/mypy mmpack benchmarks/step
 
 .PHONY: generated
 generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures, the pages and the table of rooms what their generators make?

@@ -296,7 +296,7 @@ COUNTERS = (
 def made(options: argparse.Namespace, device: str) -> Any:
     import torch
 
-    from mmpack.bench.models import MODELS, random_model
+    from benchmarks.step.models import MODELS, random_model
 
     if options.size == "tiny":
         from mmpack.smoke.tiny_models import tiny_qwen2_5_vl

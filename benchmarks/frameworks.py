@@ -286,8 +286,9 @@ def of_trl(fixture: Any) -> tuple[Counts, Counts]:
 
 def of_verl(fixture: Any) -> tuple[Counts, Counts]:
     """Its FSDP engine, one micro-batch with its own loss, padded (`use_remove_padding` needs flash-attn)."""
+    from conformance.verl_cpu import make_engine, start
+
     from mmpack.adapters.verl import use
-    from mmpack.conformance.verl_cpu import make_engine, start
     from mmpack.smoke.matrix.verl_trace import data_proto
     from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 

@@ -20,7 +20,7 @@ from charts.chain import NO_AXES
 from charts.overview import overview
 from PIL import Image
 
-from mmpack.bench import page, report
+from benchmarks.step import page, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/performance.md")
@@ -48,7 +48,7 @@ what is beyond its bounds. Benchmarks of the host check some of their results.
 OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
 make bench PYTHON=python3
-python benchmarks/step.py
+python -m benchmarks.step
 python benchmarks/host.py  # from here on any machine
 python benchmarks/parity_speed.py build/parity
 ```

@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+pytest_plugins = ["conformance.plugin"]
+
 settings.register_profile(
     "mmpack",
     deadline=None,

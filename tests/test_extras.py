@@ -68,7 +68,6 @@ ADAPTERS = {
 NAMES = {f"adapters.{name}": extra for name, extra in ADAPTERS.items()} | {
     "smoke.qwen_processor": "smoke",
     "smoke.internvl_processor": "smoke",
-    "conformance.checks": "conformance",
 }
 
 

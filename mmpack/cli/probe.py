@@ -76,10 +76,7 @@ def command(
     ] = None,
     html: HtmlOption = None,
 ) -> int:
-    """Run the same samples through two sides and name the first module and token that differ.
-
-    `mmpack probe chain` is a separate command, for each stage of a step in every layout: `mmpack probe chain --help`.
-    """
+    """Run the same samples through two sides and name the first module and token that differ."""
     from mmpack.cli.probe_sides import Sides, parse
 
     specs = [parse(text) for text in (a, b) if text is not None]

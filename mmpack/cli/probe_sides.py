@@ -50,7 +50,7 @@ def parse(text: str) -> Spec:
         raise ArgumentError(
             f"probe: {text!r:.80} is not a side. "
             f"Fix: pass a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
-            "python:MODULE:FUNCTION, each with ?option=value&…; or `mmpack probe chain`"
+            "python:MODULE:FUNCTION, each with ?option=value&…"
         )
     name, _, query = rest.partition("?")
     try:

@@ -98,10 +98,10 @@ def test_a_hybrid_family(trainer, tmp_path):
     """Qwen3.5, which OpenRLHF names: positions in three rows, layers of linear attention."""
     from types import SimpleNamespace
 
+    from conformance.subject import Subject
     from openrlhf.utils.vlm_utils import process_prompt_with_images
 
     from mmpack.adapters.openrlhf import use
-    from mmpack.conformance.subject import Subject
     from mmpack.smoke.kits import get_kit
 
     subject = Subject(get_kit("qwen3_5"))

@@ -109,17 +109,13 @@ def test_a_saved_model_without_its_processor(tmp_path):
     assert result.returncode == 2 and "processor's files" in result.stderr.splitlines()[-1]
 
 
-def test_modules_are_rows_and_the_help_names_the_chain():
+def test_modules_are_rows():
     result = call_mmpack("probe", TINY, f"{TINY}?seed=1")
     assert "model.visual.patch_embed.proj" in result.stdout
     rows = result.stdout.split("of its bound\n")[1].splitlines()
     assert len(rows) == 12 and all(len(row.split()) == 5 for row in rows)
-    help_ = call_mmpack("probe", "--help").stdout
-    assert "mmpack probe chain" in help_
 
 
 def test_a_missing_record_is_said_at_once(tmp_path):
     result = call_mmpack("probe", TINY, str(tmp_path / "no.probe"))
     assert result.returncode == 2 and "Fix: pass a file that" in result.stderr
-    result = call_mmpack("probe", "chian")
-    assert result.returncode == 2 and "`mmpack probe chain`" in result.stderr

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
-
-from mmpack.conformance.oracle import (
+from conformance.oracle import (
     Gradients,
     logprobs_and_gradients,
     relative_difference,
     weights_of,
 )
+from transformers import Qwen2_5_VLForConditionalGeneration
+
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 from mmpack.smoke.kits import get_kit
