@@ -74,11 +74,10 @@ test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
 	rm -rf build/matrix && mkdir -p build/matrix
 	for name in $(MATRIX); do \
-	  .venv-$$name/bin/python -c 'import pathlib, sys, mmpack.smoke.matrix as m; sys.exit(str(m.run(pathlib.Path("build/matrix"), sys.argv[1:]) or "") or 0)' \
-	    $$name >/dev/null || exit 1; \
+	  PYTHONPATH=tests .venv-$$name/bin/python -m matrix build/matrix --only $$name >/dev/null || exit 1; \
 	done
-	$(BIN)/mmpack parity --matrix build/matrix || [ $$? -eq 1 ]
-	MMPACK_MATRIX=build/matrix $(PYTEST) tests/smoke/test_matrix.py::test_no_framework_that_ci_installs_is_missing
+	PYTHONPATH=tests $(BIN)/python -m matrix build/matrix || [ $$? -eq 1 ]
+	MMPACK_MATRIX=build/matrix $(PYTEST) tests/matrix/test_matrix.py::test_no_framework_that_ci_installs_is_missing
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
@@ -109,7 +108,7 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 
 .PHONY: conformance
 conformance: $(STAMP) .venv-verl/.stamp .venv-upstream/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
-	families="$(or $(FAMILY),$$($(BIN)/python -c 'import mmpack.smoke.kits as k; print(*k.kit_names())'))"; \
+	families="$(or $(FAMILY),$$(PYTHONPATH=tests $(BIN)/python -c 'import support.kits as k; print(*k.kit_names())'))"; \
 	set -- $$(printf -- '--family %s ' $$families); \
 	$(PYTEST) "$$@" --results fixtures/conformance || [ $$? -eq 1 ]; \
 	.venv-verl/bin/python -m pytest "$$@" --check verl --results fixtures/conformance || [ $$? -eq 1 ]; \

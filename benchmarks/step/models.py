@@ -13,8 +13,8 @@ import transformers
 from torch.distributed.fsdp import fully_shard
 
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
+from mmpack.demo.tiny_models import tiny_model
 from mmpack.errors import ArgumentError, BackendError, installed_version
-from mmpack.smoke.tiny_models import tiny_model
 
 VOCABULARY = 151_936
 

@@ -164,14 +164,14 @@ def _samples(
         family = next((spec.family for spec in specs if spec.family), None)
         if family is None:
             raise typer.BadParameter("Pass --trace FILE, the samples that both sides run.")
-        from mmpack.smoke.probe_samples import probe_samples
+        from mmpack.demo.probe_samples import probe_samples
 
         return probe_samples(family)[:limit]
     from mmpack.schema.trace import read_trace
 
     samples = list(read_trace(trace))[:limit]
     if draw_pixels:
-        from mmpack.smoke.probe_samples import draw_pixels as drawn
+        from mmpack.demo.probe_samples import draw_pixels as drawn
 
         drawn(samples)
     elif media_root is None:

@@ -126,7 +126,7 @@ class Sides:
         key = f"{spec.kind}:{spec.name}:{seed}"
         if key not in self._loaded:
             if spec.kind == "tiny":
-                from mmpack.smoke.tiny_models import tiny_model
+                from mmpack.demo.tiny_models import tiny_model
 
                 self._loaded[key] = tiny_model(spec.name, seed)
             else:

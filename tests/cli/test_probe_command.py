@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from support.kits.samples import draw_pixels, probe_samples
 from support.process import call_mmpack
 
 import mmpack as mp
-from mmpack.smoke.probe_samples import draw_pixels, probe_samples
 
 TINY = "tiny:qwen2_5_vl"
 
@@ -96,7 +96,7 @@ def test_bad_input_is_one_line(args):
 
 
 def test_a_saved_model_without_its_processor(tmp_path):
-    from mmpack.smoke import tiny_model
+    from support.tiny_models import tiny_model
 
     folder, path = tmp_path / "model", tmp_path / "t.jsonl"
     tiny_model("qwen2_5_vl").save_pretrained(folder)

@@ -50,7 +50,7 @@ def _chosen(config: pytest.Config) -> list[str]:
             raise pytest.UsageError(
                 f"--kit {given}: expected MODULE:KIT, as in my_families.mine:KIT"
             )
-        from mmpack.smoke.kits import register_kit
+        from support.kits import register_kit
 
         names.append(register_kit(getattr(importlib.import_module(module), attribute)).family)
     return list(dict.fromkeys(names))
@@ -64,8 +64,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         return
     from conformance.checks import CHECKS
-
-    from mmpack.smoke.kits import get_kit, kit_names
+    from support.kits import get_kit, kit_names
 
     chosen, only = _chosen(metafunc.config), metafunc.config.getoption("--check")
     for option, names, known in (

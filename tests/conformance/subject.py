@@ -10,6 +10,8 @@ import torch
 from conformance.agree import NotHere, expect
 from conformance.oracle import Gradients, exact, separate
 from PIL import Image
+from support.kits import Kit
+from support.kits.samples import mixed_samples
 from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.transformers import is_attached
@@ -17,8 +19,6 @@ from mmpack.errors import MissingExtraError, installed_version
 from mmpack.families import Family
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.sample import Sample
-from mmpack.smoke.kits import Kit
-from mmpack.smoke.kits.samples import mixed_samples
 
 
 class Subject:

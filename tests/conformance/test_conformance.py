@@ -13,8 +13,7 @@ import pytest
 from conformance.agree import NotHere
 from conformance.oracle import torch_functions
 from conformance.subject import Subject
-
-from mmpack.smoke.kits import get_kit
+from support.kits import get_kit
 
 pytestmark = pytest.mark.few(24)
 _HELD: dict[str, Subject] = {}

@@ -15,9 +15,9 @@ from conformance.checks import CHECKS
 from conformance.checks.layouts import parity, positions
 from conformance.checks.packing import share
 from conformance.subject import Subject
+from support.kits import get_kit, kit_names
 
 from mmpack.layout import mrope
-from mmpack.smoke.kits import get_kit, kit_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "families.md"

@@ -76,8 +76,7 @@ def test_a_name_of_the_hub_leads_to_a_folder(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_takes_its_norms_from_the_kernel(dtype):
     from kernels import KernelizeFallback, LocalLayerRepository, Mode, kernelize, use_kernel_mapping
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from support.tiny_models import tiny_qwen2_5_vl
 
     model = tiny_qwen2_5_vl(dtype=dtype)
     ids = torch.arange(6)[None]
@@ -103,8 +102,7 @@ def test_a_model_takes_its_norms_from_the_kernel(dtype):
 def test_transformers_own_config_names_the_layer(monkeypatch):
     """`from_pretrained(…, kernel_config=…)` does this on a GPU; it takes no CPU, so the device is told."""
     import transformers.utils.kernel_config as module
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from support.tiny_models import tiny_qwen2_5_vl
 
     monkeypatch.setattr(module, "infer_device", lambda model: "cuda")
     names = {"RMSNorm": f"{projects()['mmpack']}:RMSNorm"}
@@ -119,9 +117,8 @@ def test_transformers_own_config_names_the_layer(monkeypatch):
 
 def test_the_page(monkeypatch, tmp_path):
     import transformers
+    from support.tiny_models import tiny_qwen2_5_vl
     from test_docs_run import blocks, run
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
     monkeypatch.chdir(tmp_path)
     writer().write(tmp_path / "build" / "hub")

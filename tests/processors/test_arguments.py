@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmpack as mp
+from mmpack.demo.clips import clip_exercises
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
-from mmpack.smoke.clips import clip_exercises
 
 IMAGE, START, END = 151655, 151652, 151653
 ASKED = [{"role": "user", "content": "1 + 1?"}]

@@ -246,7 +246,7 @@ def test_refusals(processor, picture):
 
 
 def test_internvl(picture):
-    from mmpack.smoke.internvl_processor import internvl_processor
+    from support.replicas.internvl_processor import internvl_processor
 
     processor = mp.wrap_processor(internvl_processor(tile=56, max_tiles=2))
     messages = conversation(picture, "user")

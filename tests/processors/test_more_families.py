@@ -5,6 +5,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from support.replicas.internvl_processor import internvl_processor
 
 import mmpack as mp
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
@@ -15,7 +16,6 @@ from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
-from mmpack.smoke.internvl_processor import internvl_processor
 
 pytestmark = pytest.mark.adapter
 START, IMAGE, VIDEO, END = 151652, 151655, 151656, 151653

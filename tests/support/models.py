@@ -14,12 +14,12 @@ from conformance.oracle import (
     relative_difference,
     weights_of,
 )
+from support.kits import get_kit
+from support.kits.base import spread_out
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.base import spread_out
 
 __all__ = [
     "PATCH_DIM",

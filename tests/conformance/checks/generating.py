@@ -10,13 +10,13 @@ import torch
 from conformance.agree import close
 from conformance.checks.layouts import other_inputs
 from conformance.subject import Subject
+from support.kits.samples import draw_pixels, sample_of
 
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
-from mmpack.smoke.kits.samples import draw_pixels, sample_of
 
 NEW = 4
 
