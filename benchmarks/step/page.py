@@ -14,7 +14,7 @@ SECTION = """## A whole training step
 
 Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
 prompts with 8 responses to each (4 where responses are long).{padded} *Padding removed* has mmpack's attention in text
-and tower. [All rows](performance/step.md): memory, first steps, every peer that was measured, and how.
+and tower. [All rows](../benchmarks/results/step.md): memory, first steps, every peer that was measured, and how.
 """
 RUN = """```sh
 python -m benchmarks.step  # all that the report lacks, row by row; stop and start it as you like
@@ -23,7 +23,7 @@ torchrun --nproc-per-node 2 -m benchmarks.step --fsdp --model qwen2.5-vl-3b --ou
 ```
 """
 PAGE_HEAD = "# Performance: the whole step\n"
-PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../performance.md).
+PAGE = """Made by `benchmarks/render.py` from `benchmarks/results/`; in short: [performance](../../docs/performance.md).
 
 Each peer is checked on three samples before it is timed. {held}
 
@@ -36,7 +36,7 @@ Each row had its cards to itself; other cards of its host were often at work.
 
 Rows not held kind by kind (below) are the oldest. Where their tower had mmpack's attention, pictures of 1,024 patches
 and more ran FlashAttention-4 without padding, whose dq was wrong. In the others they ran `varlen_attn`, or
-FlashAttention-4 [with padding](../gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper), as mmpack does now.
+FlashAttention-4 [with padding](../../docs/gpu.md#heads-that-flashattention-4-gets-wrong-on-hopper), as mmpack does now.
 """
 BY_KIND = (
     "`python -m benchmarks.step` compares gradients of the first and the last layer of decoder and tower, and of all "

@@ -182,8 +182,9 @@ def test_misses_are_drawn_as_missed():
 
 
 def test_stale_and_forgotten_files_are_named(tmp_path, monkeypatch, capsys):
-    docs = tmp_path / "docs" / "performance"
+    docs = tmp_path / "benchmarks" / "results"
     docs.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("<!-- step: benchmarks/render.py -->\n<!-- /step -->\n")
     (docs / "gone.svg").touch()
     (tmp_path / "results").mkdir()
@@ -192,7 +193,7 @@ def test_stale_and_forgotten_files_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["render.py", "--check"])
     assert RENDER.main() == 1
     said = capsys.readouterr().err
-    assert "docs/performance/gone.svg is not what" in said and "docs/performance.md" in said
+    assert "benchmarks/results/gone.svg is not what" in said and "docs/performance.md" in said
     monkeypatch.setattr("sys.argv", ["render.py"])
     assert RENDER.main() == 0 and not (docs / "gone.svg").exists()
     monkeypatch.setattr("sys.argv", ["render.py", "--check"])

@@ -150,14 +150,14 @@ def test_pages_of_rows(rows, tmp_path):
     headline = made[Path("README.md")].split("<!-- step")[1].split("<!-- /step")[0]
     assert "docs/speed.svg" in headline and "| padded, best | 12.0 s |" in headline
     performance = made[Path("docs/performance.md")]
-    assert "GPU, torch 2.11." in performance and "(performance/step.svg)" in performance
+    assert "GPU, torch 2.11." in performance and "(../benchmarks/results/step.svg)" in performance
     assert "| 27.6 s | 12.0 s | 10.6 s | 7.60 s | 4.00 s | 3.30 s |" in performance
-    every = made[Path("docs/performance/step.md")]
+    every = made[Path("benchmarks/results/step.md")]
     assert every.index("(step.svg)") < every.index("| qwen2.5-vl-7b |")
     assert (
         every.count("| qwen2.5-vl-7b |") == len(rows) + 1 and "| `shared` | 2.25 | 0.12 |" in every
     )
     assert "| 4.00 | 5.00, compiles |" in every and "| 7.60 | 8.60 |" in every
-    for name in ("docs/speed.svg", "docs/performance/step.svg"):
+    for name in ("docs/speed.svg", "benchmarks/results/step.svg"):
         for seconds in ("12.0 s", "3.30 s", "out of memory"):
             assert f">{seconds}</text>" in made[Path(name)]

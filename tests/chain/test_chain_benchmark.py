@@ -134,7 +134,7 @@ def test_a_page_of_runs_on_two_kinds_of_cards():
     new = said.index("On a new card (torch 3, transformers 6):")
     a, b, c = (said.index(f"| {run} | `alone` | 9 |") for run in "ABC")
     assert old < a < c < new < b
-    assert said.count("performance/chain.md") == 1
+    assert said.count("benchmarks/results/chain.md") == 1
     assert RENDER._ran(report).startswith("a new card, an old card, torch 3")
 
 
