@@ -179,7 +179,9 @@ def _first_page(
         parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
     parts.append(OPS_HEAD)
     shown = [name for name in ops if name in charts]
-    links = [f"- [{ops[name]['op']}]({FROM_DOCS}/{name}.md): {charts[name].title}" for name in shown]
+    links = [
+        f"- [{ops[name]['op']}]({FROM_DOCS}/{name}.md): {charts[name].title}" for name in shown
+    ]
     return "\n".join([*parts, *links]) + "\n"
 
 
