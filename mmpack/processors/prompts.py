@@ -11,9 +11,10 @@ import numpy as np
 from mmpack.errors import ArgumentError, require
 from mmpack.processors.arguments import check_messages
 from mmpack.processors.expand import repeated, with_runs
-from mmpack.processors.messages import plain_parts
+from mmpack.processors.messages import plain_messages
 from mmpack.processors.parts import Parts
 from mmpack.processors.views import counted, pictures
+from mmpack.processors.written import check_read, check_written
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
 
@@ -22,17 +23,44 @@ class PromptWriter(Parts):
     """The chat template and the tokenizer, with media between the words."""
 
     def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
-        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt."""
+        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt.
+
+        Raises: ArgumentError, also for a part, a key, a tool call or a keyword that the template does not write.
+        """
+        return self.rendered(messages, template_kwargs)
+
+    def rendered(
+        self, messages: Sequence[dict[str, Any]], options: dict[str, Any], since: int = 0
+    ) -> str:
+        """`render`; messages before `since` may lose what the template does not write."""
         if self.chat_template is None:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: pass one, wrap_processor(…, chat_template=…)"
             )
         check_messages(messages)
-        options = {"add_generation_prompt": True} | template_kwargs
+        options = {"add_generation_prompt": True} | options
+        plain = plain_messages(messages)
+        try:
+            text = self._text(plain, options)
+        except ArgumentError:  # DeepSeek's template, say, reads the arguments of calls as texts
+            as_texts = plain_messages(messages, decode=False)
+            if as_texts == plain:
+                raise
+            text, plain = self._text(as_texts, options), as_texts
+        if since < len(plain):
+            prompt_ids = self.family.prompt_ids
+            pads = self.tokenizer.convert_ids_to_tokens(list(prompt_ids.values()))
+            check_written(
+                self._text, plain, options, text, dict(zip(prompt_ids, pads, strict=True)), since
+            )
+            check_read(self._text, plain, options, text, self.chat_template)
+        return text
+
+    def _text(self, plain: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
         template_error = require("jinja2", "hf", "a chat template").TemplateError
         try:
             text: str = self.tokenizer.apply_chat_template(
-                plain_parts(messages), chat_template=self.chat_template, tokenize=False, **options
+                plain, chat_template=self.chat_template, tokenize=False, **options
             )
         except (template_error, TypeError, RecursionError) as error:
             why = " ".join(str(error).split())[:200]
