@@ -17,7 +17,8 @@ def is_data_url(item: Any) -> bool:
 def loaded(item: Any, where: str) -> Any:
     """`item` with the bytes of a `data:` URL in its place, also in a video's pair; all else as it is.
 
-    A cell `{"bytes": …, "path": …}`, as `datasets` has pictures that it did not decode, becomes its bytes, else its path.
+    A cell `{"bytes": …, "path": …}`, as `datasets` has pictures before it decodes them, becomes its bytes, else its
+    path.
     Raises: ArgumentError.
     """
     if isinstance(item, dict) and item.keys() and item.keys() <= {"bytes", "path"}:

@@ -192,7 +192,7 @@ def _fix(leaf: Leaf, role: str) -> str:
         return f'write one part {{"type": "{key.removesuffix("s")}", …}} for each'
     if key == "tool_calls":
         return "write the call as the text that the policy wrote"
-    if key != "content":
+    if key != "content" or leaf.kind is not None:
         return "leave it out"
     if len(leaf.path) > 2:
         return "pass the content as one str" if role == "assistant" else "write a part of type text"

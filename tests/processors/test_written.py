@@ -48,6 +48,10 @@ def user(*parts, **more):
     return {"role": "user", "content": content, **more}
 
 
+def said(text, role="user"):
+    return {"role": role, "content": text}
+
+
 def answer(content, **more):
     return {"role": "assistant", "content": content, **more}
 
@@ -103,10 +107,10 @@ def test_what_a_template_leaves_out_is_named(by, picture, name, messages, match)
         # content as parts where strings are read, and the other way round
         ("qwen3", [user("x")], r"leaves out content\[0\]"),
         ("llama3_2", [user("x")], r"content\[0\].*of messages\[0\] not as it is, but in Python's notation"),
-        ("smolvlm", [{"role": "user", "content": "x"}], "leaves out the content of messages"),
+        ("smolvlm", [said("x")], "leaves out the content of messages"),
         # beside a call Llama writes no text
-        ("llama3_2", [{"role": "user", "content": "x"}, answer("look", tool_calls=[call()])], r"the content of messages\[1\]"),
-        ("qwen3", [{"role": "developer", "content": "x"}, {"role": "user", "content": "y"}], "('developer').*use a role"),
+        ("llama3_2", [said("x"), answer("look", tool_calls=[call()])], r"the content of messages\[1\]"),
+        ("qwen3", [said("x", "developer"), said("y")], r"\('developer'\).*use a role"),
     ],
 )  # fmt: skip
 def test_contents_in_another_form_are_named(by, name, messages, match):
@@ -115,7 +119,7 @@ def test_contents_in_another_form_are_named(by, name, messages, match):
 
 def test_an_answer_as_parts_is_not_the_end_of_turn_alone(by):
     """The whole loss of the turn was `<|im_end|>`: the policy learned to say nothing."""
-    log = [{"role": "user", "content": "2 + 2?"}, answer([{"type": "text", "text": "Four."}])]
+    log = [said("2 + 2?"), answer([{"type": "text", "text": "Four."}])]
     for act in (
         lambda: by("qwen3")(log, assistant_loss=True, sample_id="s"),
         lambda: from_chat(log, by("qwen3"), trajectory_id="t", group_id="g"),
@@ -136,7 +140,7 @@ def test_an_answer_as_parts_is_not_the_end_of_turn_alone(by):
     ],
 )
 def test_keywords_that_no_template_reads(by, name, options, match):
-    asked = [{"role": "user", "content": "x"}]
+    asked = [said("x")]
     lost(lambda: by(name)(asked, [1], sample_id="s", template_kwargs=options), match)
     sample = by(name)(asked, [1], sample_id="s")
     lost(lambda: by(name).append(sample, messages=asked, template_kwargs=options), match)
@@ -151,8 +155,11 @@ def test_what_has_no_content_is_not_missed(by, name):
     messages = [
         {"role": "user", "content": "x", "name": None, "images": [], "tool_calls": None},
         {
-            **answer("y", refusal=None, annotations=[], function_call=None, tool_calls=[]),
-            **{"audio": None, "reasoning_content": None, "id": "msg_1"},
+            **answer(
+                "y", refusal=None, annotations=[], function_call=None, tool_calls=[], id="msg_1"
+            ),
+            "audio": None,
+            "reasoning_content": None,
         },
         {"role": "user", "content": "  "},
     ]
@@ -168,7 +175,7 @@ def test_what_has_no_content_is_not_missed(by, name):
 )
 def test_calls_and_their_answers(by, name):
     messages = [
-        {"role": "user", "content": "x"},
+        said("x"),
         answer("", tool_calls=[call(json.dumps({"box": [1, 2]}), id="abcdefghi", type="function", index=0)]),
         {"role": "tool", "content": "done", "tool_call_id": "abcdefghi", "name": "zoom"},
     ]  # fmt: skip
@@ -178,7 +185,7 @@ def test_calls_and_their_answers(by, name):
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_keyword_at_its_default_is_read(by, thinking):
-    asked = [{"role": "user", "content": "x"}, answer("y")]
+    asked = [said("x"), answer("y")]
     options = {"enable_thinking": thinking}
     by("qwen3")(asked[:1], [1], sample_id="s", template_kwargs=options)
     by("qwen3_vl")(asked[:1], [1], sample_id="s", template_kwargs={"add_vision_id": thinking})
@@ -201,7 +208,7 @@ def test_parts_of_a_row_with_all_columns(by, picture):
 def test_thoughts_of_earlier_turns_are_a_warning(by):
     """Qwen3's template leaves them out by its own rule, as the engine's does."""
     messages = [
-        {"role": "user", "content": "x"}, answer("y", reasoning_content="hm"), {"role": "user", "content": "z"},
+        said("x"), answer("y", reasoning_content="hm"), said("z"),
     ]  # fmt: skip
     with pytest.warns(
         mp.TemplateWarning, match=r"leaves out the key 'reasoning_content' of messages\[1\]"
@@ -218,7 +225,7 @@ def test_thoughts_of_earlier_turns_are_a_warning(by):
 
 def test_arguments_as_openai_writes_them(by):
     """JSON text of an object is the object, not text to encode once more."""
-    log = [{"role": "user", "content": "x"}, answer("", tool_calls=[call('{"box":[1,2]}')])]
+    log = [said("x"), answer("", tool_calls=[call('{"box":[1,2]}')])]
     sample = by("qwen3_vl")(log, assistant_loss=True, sample_id="s")
     turn = by("qwen3_vl").tokenizer.decode(sample.input_ids[sample.loss_indices])
     wanted = '<tool_call>\n{"name": "zoom", "arguments": {"box": [1, 2]}}\n</tool_call><|im_end|>'
@@ -295,15 +302,18 @@ def test_a_call_that_is_no_object(processor):
 
 # ---------------------------------------------------------------- turns that begin with the template's words
 
-TWICE = template("smoke:QWEN3_VL").replace(
-    '{{- "<|im_start|>" ~ message["role"] ~ "\\n" -}}',
-    '{{- "<|im_start|>" ~ message["role"] ~ "\\n" ~ ("<think>\\n\\n</think>\\n\\n" if message["role"] == "assistant" else "") -}}',
-).replace('{{- "<|im_start|>assistant\\n" -}}', '{{- "<|im_start|>assistant\\n<think>\\n" -}}')  # fmt: skip
+OPENED = '"<|im_start|>" ~ message["role"] ~ "\\n"'
+CLOSED = ' ~ ("<think>\\n\\n</think>\\n\\n" if message["role"] == "assistant" else "")'
+TWICE = (
+    template("smoke:QWEN3_VL")
+    .replace(OPENED, OPENED + CLOSED)
+    .replace('"<|im_start|>assistant\\n"', '"<|im_start|>assistant\\n<think>\\n"')
+)
 
 
 def test_a_template_that_opens_thinking_in_both_places(hf):
     processor = mp.wrap_processor(hf, chat_template=TWICE)
-    log = [{"role": "user", "content": "2 + 2?"}, answer("Four.")]
+    log = [said("2 + 2?"), answer("Four.")]
     for act in (
         lambda: processor(log, assistant_loss=True, sample_id="s"),
         lambda: from_chat(log, processor, trajectory_id="t", group_id="g"),
@@ -327,7 +337,7 @@ def test_a_template_that_opens_thinking_in_both_places(hf):
     ],
 )
 def test_turns_that_begin_with_their_own_text(by, name, message):
-    log = [{"role": "user", "content": "2 + 2?"}, message]
+    log = [said("2 + 2?"), message]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         by(name)(log, assistant_loss=True, sample_id="s")

@@ -274,14 +274,14 @@ def _check_needed(
             raise ArgumentError(
                 f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs} [N], one per loss token"
             )
-    if correction is None and given["rollout_logprobs"] is not None:
-        if not torch.compiler.is_compiling():
-            warnings.warn(
-                f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
-                "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
-                LossWarning,
-                stacklevel=callers_level(),
-            )
+    unread = correction is None and given["rollout_logprobs"] is not None
+    if unread and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
+            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
+            LossWarning,
+            stacklevel=callers_level(),
+        )
 
 
 def _constant(column: MaybeTensor) -> MaybeTensor:
