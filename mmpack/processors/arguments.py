@@ -99,7 +99,8 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         calls = message.get("tool_calls") or []
         if not isinstance(calls, (list, tuple)) or not all(isinstance(c, Mapping) for c in calls):
             raise ArgumentError(
-                f"{where} has the tool_calls {shown(calls)}, expected a list of objects. Fix: pass the whole objects"
+                f"{where} has the tool_calls {shown(calls)}, expected a list of objects. "
+                "Fix: pass dicts, as model_dump() makes"
             )
     if not len(messages):
         raise ArgumentError(f"processor: {name} is empty. {fix}")

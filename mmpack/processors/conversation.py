@@ -14,6 +14,7 @@ from mmpack.errors import ArgumentError, TemplateWarning, callers_level
 
 Render = Callable[..., str]  # (messages, add_generation_prompt=…) -> text
 _ANSWER = "[mmpack: the answer]"
+PAST = 2  # messages that `after_a_turn` invents
 
 
 def assistant_turns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,31 +31,40 @@ class PromptWriter(Parts):
         return self.rendered(messages, template_kwargs)
 
     def rendered(
-        self, messages: Sequence[dict[str, Any]], options: dict[str, Any], since: int = 0
+        self,
+        messages: Sequence[dict[str, Any]],
+        options: dict[str, Any],
+        since: int = 0,
+        invented: int = 0,
     ) -> str:
-        """`render`; messages before `since` may lose what the template does not write."""
+        """`render`; see `check_written` for `since` and `invented`."""
         if self.chat_template is None:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: pass one, wrap_processor(…, chat_template=…)"
             )
         check_messages(messages)
         options = {"add_generation_prompt": True} | options
+        prompt_ids = self.family.prompt_ids
+        pads = self.tokenizer.convert_ids_to_tokens(list(prompt_ids.values()))
+        signs = dict(zip(prompt_ids, pads, strict=True))
+
+        def checked(plain: list[dict[str, Any]]) -> str:
+            text = self._text(plain, options)
+            if since < len(plain):
+                check_written(self._text, plain, options, text, signs, since, invented)
+                check_read(self._text, plain, options, text, str(self.chat_template))
+            return text
+
         plain = plain_messages(messages)
         try:
-            text = self._text(plain, options)
+            return checked(plain)
         except ArgumentError:  # DeepSeek's template, say, reads the arguments of calls as texts
             as_texts = plain_messages(messages, decode=False)
             if as_texts == plain:
                 raise
-            text, plain = self._text(as_texts, options), as_texts
-        if since < len(plain):
-            prompt_ids = self.family.prompt_ids
-            pads = self.tokenizer.convert_ids_to_tokens(list(prompt_ids.values()))
-            check_written(
-                self._text, plain, options, text, dict(zip(prompt_ids, pads, strict=True)), since
-            )
-            check_read(self._text, plain, options, text, self.chat_template)
-        return text
+            with suppress(ArgumentError):
+                return checked(as_texts)
+            raise
 
     def _text(self, plain: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
         template_error = require("jinja2", "hf", "a chat template").TemplateError

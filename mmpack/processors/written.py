@@ -42,12 +42,13 @@ def check_written(
     text: str,
     pads: Mapping[str, str],
     since: int = 0,
+    invented: int = 0,
 ) -> None:
     """Raise ArgumentError for what the template leaves out of `text`, its rendering of `messages` with `options`.
 
-    Args: `messages`: as `plain_message` makes them; those before `since` are not checked. `pads`: modality to what
-    stands for a medium in the text. A key that the template writes in the last message, and not in earlier ones (as of
-    thoughts), is a TemplateWarning.
+    Args: `messages`: as `plain_messages` makes them; those before `since` are not checked, and errors don't count the
+    first `invented`. `pads`: modality to what stands for a medium in the text. A key that the template writes in the
+    last message, and not in earlier ones (as of thoughts), is a TemplateWarning.
     """
     leaves = [leaf for m, message in enumerate(messages) for leaf in _leaves(message, m)]
     marks: dict[Path, str] = {}
@@ -70,17 +71,18 @@ def check_written(
         mark = marks.get(leaf.path)
         if leaf.path[0] < since or counted.get(str(leaf.kind)):
             continue
+        where = f"{leaf.name} of messages[{leaf.path[0] - invented}]"
         if mark is None or mark not in shown:
-            _refuse_lost(render, messages, options, text, leaf, pads)
+            _refuse_lost(render, messages, options, text, leaf, pads, where)
             continue
-        coded = "Python's" if f"'text': '{mark}'" in shown else None
+        listed = f"'text': '{mark}'" in shown or f"{{'{mark}': '{mark}'}}" in shown
+        coded = "Python's" if listed else None
         if leaf.path[-1] == "arguments" and f'"{mark}"' in shown:
             coded = "JSON's" if isinstance(_at(messages, leaf.path), str) else None
         if coded is not None:
-            fix = "one str" if coded == "Python's" else "an object, or the call as text"
+            fix = "the call as text" if "tool_calls" in leaf.path else "one str"
             raise ArgumentError(
-                f"processor: the chat template writes {leaf.name} of messages[{leaf.path[0]}] not as it is, but in "
-                f"{coded} notation. Fix: pass {fix}"
+                f"processor: the chat template writes {where} not as it is, but in {coded} notation. Fix: pass {fix}"
             )
 
 
@@ -163,6 +165,7 @@ def _refuse_lost(
     text: str,
     leaf: Leaf,
     pads: Mapping[str, str],
+    where: str,
 ) -> None:
     """Raise ArgumentError if the rendering stays the same without the leaf, or with another in its place."""
     m = leaf.path[0]
@@ -172,11 +175,9 @@ def _refuse_lost(
     if not _same(render, changed, options, text, pad):
         return
     role = messages[m]["role"]
-    lost = f"processor: the chat template leaves out {leaf.name} of messages[{m}] ({role!r:.40})"
+    lost = f"processor: the chat template leaves out {where} ({role!r:.40})"
     last = {**options, "add_generation_prompt": False}
-    if m < len(messages) - 1 and not _same(
-        render, changed[: m + 1], last, render(messages[: m + 1], last), pad
-    ):
+    if m < len(messages) - 1 and _differs(render, messages[: m + 1], changed[: m + 1], last, pad):
         warnings.warn(
             f"{lost}, for more messages follow. Fix: none, if the engine's template does the same",
             TemplateWarning,
@@ -212,6 +213,20 @@ def _same(
     except ArgumentError:
         return False
     return found == text or (pad is not None and found.count(pad) == text.count(pad))
+
+
+def _differs(
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    changed: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    pad: str | None,
+) -> bool:
+    try:
+        text = render(messages, options)
+    except ArgumentError:
+        return False
+    return not _same(render, changed, options, text, pad)
 
 
 def _is_empty(value: Any) -> bool:

@@ -220,6 +220,23 @@ def test_thoughts_of_earlier_turns_are_a_warning(by):
         by("qwen3").render(messages[:2], add_generation_prompt=False)
 
 
+@pytest.mark.parametrize("turns", [0, 20])
+def test_a_prompt_is_rendered_once_more(by, picture, monkeypatch, turns):
+    """However many parts it has: asking costs as much as rendering, not as many times as there are parts."""
+    processor = by("qwen3_vl")
+    shown = [user({"type": "image", "image": picture(k % 3)}, "x") for k in range(turns + 1)]
+    log = [m for prompt in shown for m in (prompt, answer("y", tool_calls=[call()]))][:-1]
+    calls = []
+    real = type(processor.tokenizer).apply_chat_template
+    monkeypatch.setattr(
+        type(processor.tokenizer),
+        "apply_chat_template",
+        lambda *a, **k: calls.append(1) or real(*a, **k),
+    )
+    processor(log, [1], sample_id="s")
+    assert len(calls) == 2
+
+
 # ---------------------------------------------------------------- forms that are read
 
 
@@ -232,10 +249,38 @@ def test_arguments_as_openai_writes_them(by):
     assert turn == wanted
     (made,) = from_chat(log, by("qwen3_vl"), trajectory_id="t", group_id="g").turns
     assert by("qwen3_vl").tokenizer.decode(made.response_ids) == wanted
-    log[1]["tool_calls"][0]["function"]["arguments"] = '{"box": [1'  # cut off
+
+
+CALLED = """{%- for m in messages %}{{ m.role ~ ": " ~ m.content }}{% for c in m.tool_calls or [] -%}
+{{ c.function.name ~ " " }}{{ ARGUMENTS }}{% endfor %}{% endfor %}"""
+
+
+def test_arguments_as_a_template_reads_them(hf):
+    """One writes objects as JSON, another texts as they are; neither is written as Python's dict or JSON in JSON."""
+    texts = mp.wrap_processor(hf, chat_template=CALLED.replace("ARGUMENTS", "c.function.arguments"))
+    both = CALLED.replace("ARGUMENTS", "c.function.arguments | tojson")
+    objects = mp.wrap_processor(hf, chat_template=both)
+
+    def log(arguments):
+        return [said("x"), answer("", tool_calls=[call(arguments)])]
+
+    for arguments in ('{"box": [1]}', {"box": [1]}):
+        assert objects.render(log(arguments)).endswith(': zoom {"box": [1]}')
+    assert texts.render(log('{"box": [1]}')).endswith(': zoom {"box": [1]}')
+    assert texts.render(log('{"box": [1')).endswith(': zoom {"box": [1')  # as the model wrote it
+    named = r"the key 'arguments' of tool_calls\[0\] of messages\[1\] not as it is, but in "
+    lost(lambda: texts.render(log({"box": [1]})), named + "Python's")
     lost(
-        lambda: by("glm4moe").render(log) and by("qwen3_5_think").render(log),
-        "can't write|notation|leaves out",
+        lambda: objects.render(log('{"box": [1')),
+        named + "JSON's notation. Fix: pass the call as text",
+    )
+
+
+def test_append_names_its_own_messages(by):
+    sample = by("qwen3_vl")([said("x")], [1], sample_id="s")
+    lost(
+        lambda: by("qwen3_vl").append(sample, messages=[said("y"), user("z", images=["a"])]),
+        r"'images' of messages\[1\]",
     )
 
 
