@@ -68,16 +68,16 @@ def check_written(
         for kind, pad in pads.items()
     }
     for leaf in leaves:
-        mark = marks.get(leaf.path)
+        sign = marks.get(leaf.path)
         if leaf.path[0] < since or counted.get(str(leaf.kind)):
             continue
         where = f"{leaf.name} of messages[{leaf.path[0] - invented}]"
-        if mark is None or mark not in shown:
+        if sign is None or sign not in shown:
             _refuse_lost(render, messages, options, text, leaf, pads, where)
             continue
-        listed = f"'text': '{mark}'" in shown or f"{{'{mark}': '{mark}'}}" in shown
+        listed = f"'text': '{sign}'" in shown or f"{{'{sign}': '{sign}'}}" in shown
         coded = "Python's" if listed else None
-        if leaf.path[-1] == "arguments" and f'"{mark}"' in shown:
+        if leaf.path[-1] == "arguments" and f'"{sign}"' in shown:
             coded = "JSON's" if isinstance(_at(messages, leaf.path), str) else None
         if coded is not None:
             fix = "the call as text" if "tool_calls" in leaf.path else "one str"
