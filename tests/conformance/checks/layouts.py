@@ -71,7 +71,7 @@ def _every_way(subject: Subject, sample: Sample, text: str, shown: list[Any]) ->
     wrapped = subject.wrapped
     again = wrapped.from_ids(sample.input_ids, shown, loss_spans=spans, sample_id="s")
     raw = subject.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    short = wrapped.from_ids([*raw, *RESPONSE], shown, expanded=False, sample_id="s")
+    short = wrapped.from_ids([*raw, *RESPONSE], shown, expanded=False, loss_spans=(), sample_id="s")
     for other, way in ((again, "expanded=True"), (short, "expanded=False")):
         same(other.input_ids, sample.input_ids, f"from_ids({way}): input_ids")
         same(other.position_ids, sample.position_ids, f"from_ids({way}): position_ids")
