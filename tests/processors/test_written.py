@@ -10,10 +10,10 @@ import warnings
 
 import numpy as np
 import pytest
+from support.replicas import chat_templates
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.smoke import chat_templates
 from mmpack.trajectory import from_calls, from_chat
 
 pytestmark = pytest.mark.adapter
@@ -24,15 +24,15 @@ VISION = (
     "qwen3_5_think",
     "gemma3",
     "gemma4_v5",
-    "smoke:MINICPM",
-    "smoke:KIMI_K25",
+    "own:MINICPM",
+    "own:KIMI_K25",
 )
 TEXT_ONLY = ("qwen3", "llama3_2", "phi3", "gptoss", "glm4moe")
 
 
 def template(name):
-    if name.startswith("smoke:"):
-        return getattr(chat_templates, name.removeprefix("smoke:"))
+    if name.startswith("own:"):
+        return getattr(chat_templates, name.removeprefix("own:"))
     pytest.importorskip("trl")
     path = importlib.resources.files("trl") / "chat_templates" / f"{name}.jinja"
     return path.read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def lost(act, match):
         ([user("x"), answer("", tool_calls=[call()])], r"tool_calls\[0\] of messages\[1\].*as the text that"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "smoke:MINICPM"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "own:MINICPM"])
 def test_what_a_template_leaves_out_is_named(by, picture, name, messages, match):
     lost(lambda: by(name).render(messages), match)
     if messages[-1]["role"] == "assistant":
@@ -350,7 +350,7 @@ def test_a_call_that_is_no_object(processor):
 OPENED = '"<|im_start|>" ~ message["role"] ~ "\\n"'
 CLOSED = ' ~ ("<think>\\n\\n</think>\\n\\n" if message["role"] == "assistant" else "")'
 TWICE = (
-    template("smoke:QWEN3_VL")
+    template("own:QWEN3_VL")
     .replace(OPENED, OPENED + CLOSED)
     .replace('"<|im_start|>assistant\\n"', '"<|im_start|>assistant\\n<think>\\n"')
 )

@@ -3,7 +3,9 @@
 All whitespace outside of strings is marked to be dropped, so that no setting of the Jinja environment matters.
 """
 
-from mmpack.demo.chat_templates import DEFAULT_SYSTEM, QWEN_PART, filled
+from mmpack.demo.chat_templates import DEFAULT_SYSTEM, QWEN2_5_VL, QWEN3_VL, QWEN_PART, filled
+
+__all__ = ["QWEN2_5_VL", "QWEN3_VL"]  # beside those below
 
 _AUDIO_PART = r"""      {%- elif part["type"] == "audio" or "audio" in part or "audio_url" in part -%}
         {%- set seen.audios = seen.audios + 1 -%}
