@@ -19,6 +19,7 @@ from mmpack.processors.cache import MediaCache, Processed
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
 
+PEAK = 16.0  # floats beyond it are whole numbers that were not scaled
 # what decides the features, of an extractor like Whisper's
 _SETTINGS = (
     "feature_size",
@@ -90,6 +91,12 @@ def audio_medium(
     audio = family.audio
     assert audio is not None
     samples, known = _samples_of(item, audio.sampling_rate, root, where)
+    peak = float(np.abs(samples).max())
+    if peak > PEAK:
+        raise ArgumentError(
+            f"{where}: samples reach {peak:g}, a sound lies within -1 and 1. Fix: divide samples of whole numbers by "
+            "their range (32768 for 16 bits), or pass the file"
+        )
     content = audio_hash(samples, audio.sampling_rate)
     # the frames follow from content and settings
     seen = cache_key(content, (0, 0, 0), settings)
@@ -105,11 +112,18 @@ def audio_medium(
         num_tokens=family.tokens_of("audio", done.grid_thw),
         content_hash=content,
         sampling_rate=audio.sampling_rate,
-        num_samples=_heard(extractor, samples, audio),
+        num_samples=len(samples),
         hop_length=audio.hop_length,
         **known,
     )
     medium.pixel_values = done.pixel_values
+    frames, hop = done.grid_thw[0], audio.hop_length
+    if frames < len(samples) // hop:
+        seconds = [round(n / audio.sampling_rate, 3) for n in (frames * hop, len(samples))]
+        raise ArgumentError(
+            f"{where}: the feature extractor keeps {seconds[0]:g} of {seconds[1]:g} s (its chunk_length). "
+            "Fix: pass the sound in pieces that are no longer, or an extractor with a longer chunk_length"
+        )
     if not medium.num_tokens:
         raise ArgumentError(
             f"{where}: {len(samples)} samples make {done.grid_thw[0]} feature frames, too few for one token. "
@@ -135,12 +149,6 @@ def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) ->
     held = np.asarray(out["attention_mask"][0], bool)
     features = np.asarray(out["input_features"][0], np.float32).T[held]
     return Processed((len(features), 1, 1), np.ascontiguousarray(features))
-
-
-def _heard(extractor: Any, samples: np.ndarray, audio: Audio) -> int:
-    """Samples that the features are of: extractors cut what is longer than their window, unless told not to."""
-    cuts = dict(audio.options).get("truncation", True)
-    return min(len(samples), extractor.n_samples) if cuts else len(samples)
 
 
 def _samples_of(

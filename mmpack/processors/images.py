@@ -19,15 +19,29 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, MmpackError, require
 from mmpack.files import read_bounded
+from mmpack.processors.kinds import HEAD, is_heif
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Pillow reads many more, some by running other programs
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+SEQUENCES = ("GIF", "WEBP", "PNG", "TIFF", "AVIF")  # in which further pictures are frames or pages
+WIDE_MODES = ("I", "F")  # and I;16: more levels than 8 bits; Pillow clips them to white
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PICTURE = "picture"  # in Medium.metadata: format, transparency and thumbnail, by which parity knows a picture again
 THUMBNAIL = 8  # cells per side
+# what Pillow raises over a damaged file
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    struct.error,
+)
 ORIENTATION = 0x0112  # EXIF tag
 MAX_FILE_BYTES = 2**28  # of an encoded picture
 
@@ -51,10 +65,12 @@ def rgb_pixels(
     if isinstance(image, (bytes, bytearray)):
         known["file_hash"] = hashlib.sha256(image).hexdigest()
         opened = decode(bytes(image), where)
+        _check_is_seen_whole(opened, where)
         with _decoding(where, ArgumentError):
             known |= _origin(opened)
             image = require("PIL.ImageOps", "hf", where).exif_transpose(opened)
     if isinstance(image, pillow.Image):
+        _check_is_seen_whole(image, where)
         with _decoding(where, ArgumentError):
             known = _origin(image) | known
             pixels = np.asarray(image.convert("RGB")) if convert is None else convert(image)
@@ -83,10 +99,41 @@ def decode(data: bytes, where: str, error: type[MmpackError] = ArgumentError) ->
     Raises: `error`, one line that begins with `where`; MissingExtraError without Pillow.
     """
     pillow = require("PIL.Image", "hf", where)
+    _refuse_heif(data[:HEAD], where, error)
     with _decoding(where, error):
-        picture: Image = pillow.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+        picture: Image = pillow.open(io.BytesIO(data), formats=_formats())
         picture.load()
     return picture
+
+
+def _refuse_heif(head: bytes, where: str, error: type[MmpackError]) -> None:
+    if is_heif(head):
+        raise error(
+            f"{where} is HEIC, which Pillow does not read. Fix: save it as JPEG or PNG, or pass the picture that "
+            "pillow_heif opens"
+        )
+
+
+def _formats() -> tuple[str, ...]:
+    """Those of IMAGE_FORMATS that this Pillow reads: some are built without AVIF."""
+    features = require("PIL.features", "hf", "pictures")
+    return IMAGE_FORMATS if features.check("avif") else IMAGE_FORMATS[:-1]
+
+
+def _check_is_seen_whole(image: Image, where: str) -> None:
+    """Refuse several frames or pages, of which one would be seen, and more than 8 bits per level."""
+    with _decoding(where, ArgumentError):
+        count = getattr(image, "n_frames", 1) if image.format in SEQUENCES else 1
+    if count > 1:
+        raise ArgumentError(
+            f"{where} holds {count} pictures ({image.format}), of which one would be seen. "
+            "Fix: pass one of them (image.seek(k), then image.copy()), or all as the frames of a video"
+        )
+    if image.mode in WIDE_MODES or image.mode.startswith("I;16"):
+        raise ArgumentError(
+            f"{where} has mode {image.mode!r}, whose levels Pillow clips to 255. Fix: scale it to 8 bits, as "
+            "Image.fromarray((np.asarray(image) / 257).round().astype('uint8')) does for 16 bits"
+        )
 
 
 @contextmanager
@@ -105,7 +152,7 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
         raise error(
             f"{where} can't be decoded (unknown format). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as e:
+    except _BROKEN as e:
         why = " ".join(str(e).split())[:200]
         raise error(
             f"{where} can't be decoded ({why}). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
@@ -114,7 +161,11 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
 
 def _origin(image: Image) -> dict[str, Any]:
     turned = image.getexif().get(ORIENTATION)
-    about = {} if image.format is None else {"format": image.format}
+    about: dict[str, Any] = {} if image.format is None else {"format": image.format}
+    if (
+        image.format == "MPO"
+    ):  # a photo with a depth map or a second view, which cameras write as JPEG
+        about["pictures"] = getattr(image, "n_frames", 1)
     return {
         PICTURE: about | _transparency(image),
         "decoded_size": image.size,
@@ -160,8 +211,10 @@ def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, 
     pillow = require("PIL.Image", "hf", where)
 
     def look(file: IO[bytes]) -> None:
+        _refuse_heif(file.read(HEAD), where, ArgumentError)
+        file.seek(0)
         with _decoding(where, ArgumentError):
-            pillow.open(file, formats=IMAGE_FORMATS)
+            pillow.open(file, formats=_formats())
 
     try:
         return read_bounded(whole, MAX_FILE_BYTES, look), inside

@@ -14,6 +14,8 @@ _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF
 
 _SOUNDS = (b"fLaC", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+_AVIF = (b"avif", b"avis")
+_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def kind_of_item(item: Any) -> str | None:
@@ -35,8 +37,19 @@ def kind_of_item(item: Any) -> str | None:
 
 
 def is_picture(head: bytes) -> bool:
-    """Does a file that begins so hold a picture of a format that is read?"""
-    return head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    """Does a file that begins so hold a picture?"""
+    boxed = head[4:8] == b"ftyp" and head[8:12] in (*_AVIF, *_HEIF)
+    return boxed or head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def is_heif(head: bytes) -> bool:
+    """Does a file that begins so hold a picture as iPhones write it, which Pillow does not read?
+
+    By its brands (ISO 14496-12, ftyp): AVIF may name `mif1` first and itself behind.
+    """
+    size = int.from_bytes(head[:4], "big")
+    brands = {head[i : i + 4] for i in range(8, min(size, len(head)), 4)}
+    return head[4:8] == b"ftyp" and head[8:12] in _HEIF and not brands & {*_AVIF}
 
 
 def kind_of_file(head: bytes) -> str:
@@ -46,4 +59,4 @@ def kind_of_file(head: bytes) -> str:
     video = head[4:8] in _BOXES or head.startswith(_STARTS)
     video |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
     video |= head[:1] == b"\x47" and head[188:189] == b"\x47"
-    return "video" if video else "image"
+    return "video" if video and not is_picture(head) else "image"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import wave
 
@@ -108,9 +109,83 @@ def test_limits():
         decode(data, limits=Limits(max_file_bytes=100))
 
 
-def test_a_header_that_claims_more_allocates_what_is_there():
-    found, _ = decode(_wav(10**8, data=b"\1\0" * 500))
-    assert len(found) == 500
+def written(format: str, samples: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format=format, **options)
+    return file.getvalue()
+
+
+NOISE = 0.1 * np.random.default_rng(0).standard_normal(40_001)
+FORMATS = ["WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3"]
+UNCUT = {name: written(name, NOISE) for name in FORMATS}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kept", [0.5, 0.93, 0.999])
+def test_a_file_that_was_cut_is_refused(format, kept):
+    whole = UNCUT[format]
+    assert len(decode(whole)[0]) == len(NOISE)
+    with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples"):
+        decode(whole[: int(kept * len(whole))])
+
+
+def test_a_header_that_claims_more_is_refused_and_allocates_what_is_there():
+    with pytest.raises(mp.AudioError, match=r"was cut: it lacks 199999000 bytes that its header"):
+        decode(_wav(10**8, data=b"\1\0" * 500))
+
+
+def test_sounds_without_a_length_are_read_whole():
+    """As a pipe writes them, which can't go back: no length can be compared."""
+    for size in (2**32 - 1, 2**31 - 1, 0x7FFFF000):
+        data = bytearray(as_wav(sine(16_000), 16_000))
+        data[4:8], data[40:44] = struct.pack("<I", 2**32 - 1), struct.pack("<I", size)
+        assert len(decode(bytes(data))[0]) == 8_000
+    odd = written("WAV", NOISE[:30_001], subtype="PCM_U8")  # a byte of padding
+    assert len(decode(odd)[0]) == 30_001
+    assert len(decode(UNCUT["WAV"] + b"LIST\x88\x13\0\0cut")[0]) == len(NOISE)
+
+
+def frames_of_mp3(data: bytes) -> list[int]:
+    """Where each frame begins, and the file's end: MPEG-2 layer III of libsndfile, by its own table."""
+    rates = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # kbit/s
+    at, found = 0, []
+    while at < len(data):
+        assert data[at] == 0xFF and data[at + 1] & 0xFE == 0xF2
+        found.append(at)
+        at += 72 * 1000 * rates[(data[at + 2] >> 4) - 1] // 16_000 + (data[at + 2] >> 1 & 1)
+    return [*found, at]
+
+
+def test_mp3s_are_counted_frame_by_frame():
+    loud = np.concatenate([0.3 * NOISE, np.zeros(160_000)])  # by its first frame it seems shorter
+    whole = written("MP3", loud, bitrate_mode="VARIABLE")
+    starts = frames_of_mp3(whole)
+    for cut in (starts[-3], starts[20]):  # between two frames
+        with pytest.raises(mp.AudioError, match=r"frames that its header counts"):
+            decode(whole[:cut])
+    tagged = b"ID3\4\0\0\0\0\0\x0a" + bytes(10) + whole + b"TAG" + bytes(125)
+    assert len(decode(tagged)[0]) == len(loud)
+    headless = whole[starts[1] :]  # without the frame of the Xing header
+    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+        decode(headless)
+    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+        decode(whole + whole)
+
+
+@pytest.mark.parametrize("page", [1, 2])
+def test_ogg_ends_with_its_flag(page):
+    """Also where a cut falls between two pages; a video's container asks the same."""
+    from mmpack.errors import VideoError
+    from mmpack.video.files.header import check_header
+
+    whole = UNCUT["OGG"]
+    pages = [m.start() for m in re.finditer(b"OggS", whole)]
+    cut = whole[: pages[-page]]
+    with pytest.raises(mp.AudioError, match=r"was cut: its last page has no end-of-stream flag"):
+        decode(cut)
+    check_header(io.BytesIO(whole), len(whole), 10, "here")
+    with pytest.raises(VideoError, match="here: a stream's last page has no end-of-stream flag"):
+        check_header(io.BytesIO(cut), len(cut), 10, "here")
 
 
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])

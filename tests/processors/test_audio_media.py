@@ -192,3 +192,23 @@ def test_another_extractor_is_refused(hf):
     noisy = transformers.WhisperFeatureExtractor(feature_size=128, dither=1e-3)
     with pytest.raises(mp.ArgumentError, match="adds noise"):
         mp.wrap_processor(hf, feature_extractor=noisy)
+
+
+def test_a_sound_that_the_extractor_would_cut_is_refused(hf, processor):
+    longest = hf.feature_extractor.n_samples
+    sound = noise(longest + 2 * RATE)
+    cuts = dict(processor.family.audio.options).get("truncation", True)
+    if cuts:
+        with pytest.raises(
+            mp.ArgumentError, match=r"the feature extractor keeps .* of .* s.*Fix: "
+        ):
+            processor.medium((sound, RATE))
+    else:
+        assert processor.medium((sound, RATE)).num_samples == len(sound)
+    assert processor.medium((sound[:longest], RATE)).num_samples == longest
+
+
+def test_whole_numbers_are_no_sound(processor):
+    with pytest.raises(mp.ArgumentError, match=r"samples reach .*, a sound lies within -1 and 1"):
+        processor.medium((noise(4_000) * 32768, RATE))
+    processor.medium((noise(4_000) * 10, RATE))  # loud

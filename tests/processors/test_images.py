@@ -85,6 +85,29 @@ def test_file_and_picture_agree_on_transparency(processor):
     assert processor.medium(encoded(image)).content_hash == processor.medium(image).content_hash
 
 
+def wide(mode):
+    """A ramp of more than 256 levels, which Pillow would show white."""
+    ramp = Image.fromarray(np.arange(0, 64_000, 10, dtype=np.uint16).reshape(80, 80))
+    return ramp if mode == "I;16" else ramp.convert("I").convert(mode)
+
+
+def frames_in(kind):
+    """A file of three pictures."""
+    noise = np.random.default_rng(0).integers(0, 256, (3, 40, 48, 3), dtype=np.uint8)
+    first, *others = map(Image.fromarray, noise)
+    return encoded(first, kind, save_all=True, append_images=others)
+
+
+def test_one_frame_of_several_and_photos_with_a_second_view(processor):
+    animated = Image.open(io.BytesIO(frames_in("GIF")))
+    refuses(processor, animated, "holds 3 pictures")
+    animated.seek(1)
+    wanted = np.asarray(animated.convert("RGB"))
+    assert np.array_equal(processor.rgb_pixels(animated.copy())[0], wanted)
+    medium = processor.medium(frames_in("MPO"))
+    assert medium.metadata["picture"]["pictures"] == 3
+
+
 def refuses(processor, item, match):
     with pytest.raises(ArgumentError, match=match) as caught:
         processor.medium(item, "processor: media[0]")
@@ -106,6 +129,14 @@ def refuses(processor, item, match):
         (np.zeros((40, 40, 3), np.float32), "dtype float32"),
         (np.zeros((0, 40, 3), np.uint8), r"shape \[0, 40, 3\]"),
         (Image.new("RGB", (0, 9)), r"shape \[9, 0, 3\]"),
+        *((wide(mode), f"mode '{mode}', whose levels Pillow clips") for mode in ("I;16", "I", "F")),
+        (encoded(wide("I;16")), "mode 'I;16'"),
+        (encoded(wide("I;16"), "TIFF"), "mode 'I;16'"),
+        *(
+            (frames_in(kind), rf"holds 3 pictures \({kind}\)")
+            for kind in ("GIF", "WEBP", "PNG", "TIFF", "AVIF")
+        ),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 99, "is HEIC, which Pillow"),
         (np.zeros((2, 1000, 3), np.uint8), "refuses an image of 1000×2"),
         (7, "int is not an image"),
         ([Image.new("RGB", (9, 9))], "frames alone have no times"),

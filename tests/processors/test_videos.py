@@ -299,6 +299,9 @@ def test_settings_of_sampling(make, make_hf):
         (b"G" + b"\0" * 187 + b"G", "video"),
         (b"GIF89a" + b"\0" * 200, "image"),
         (b"\x89PNG\r\n\x1a\n", "image"),
+        (b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "image"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "image"),
+        (b"\0\0\0\x18ftypmsf1\0\0\0\0hevcmsf1", "image"),
         (b"", "image"),
     ],
 )

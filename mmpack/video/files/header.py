@@ -1,7 +1,8 @@
 """What the outermost structure of a file claims, read before a demuxer trusts it.
 
 FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
-can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one.
+can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. MPEG-TS
+has neither a length nor an end, so there a cut between two of its packets can't be known.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from mmpack.audio.whole import ogg_ends
 from mmpack.errors import VideoError
 
 MP4_STARTS = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")
@@ -28,21 +30,40 @@ AUDIO_FRAMES = 160  # fewest samples of uncompressed audio that FFmpeg puts into
 AUDIO_PACKETS = 16  # per frame that is allowed
 
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+SYNC = 0x47  # begins each packet of MPEG-TS
+TS_PACKETS = (
+    (0, 188),
+    (4, 192),
+)  # where it lies and the packet's bytes: plain, and with a time in front
 
 
 def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
-    """`file` of `size` bytes, read from its start. Only MP4, Matroska and AVI are checked.
+    """Check a file of `size` bytes: MP4, Matroska, AVI, Ogg and MPEG-TS.
 
-    Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box does.
+    Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box, page or packet.
     """
     file.seek(0)
-    head = file.read(12)
+    head = file.read(256)
     if head[4:8] in MP4_STARTS:
         _check_mp4(file, size, max_frames, where)
     elif head[:4] == EBML:
         _check_matroska(file, size, where)
     elif head[:4] == b"RIFF":
         _check_end(8 + int.from_bytes(head[4:8], "little"), size, where)
+    elif head[:4] == b"OggS" and not ogg_ends(file):
+        raise VideoError(
+            f"{where}: a stream's last page has no end-of-stream flag. Fix: pass the whole file; this one was cut "
+            "(if it was not, write it anew with ffmpeg -i IN -c copy OUT)"
+        )
+    elif (packet := ts_packet(head)) and size % packet:
+        _check_end(size - size % packet + packet, size, where)
+
+
+def ts_packet(head: bytes) -> int:
+    """Bytes per packet of an MPEG-TS file that begins so; 0 of another file."""
+    return next(
+        (n for at, n in TS_PACKETS if len(head) > at + n and head[at] == head[at + n] == SYNC), 0
+    )
 
 
 class _Box(NamedTuple):
