@@ -32,7 +32,7 @@ from mmpack.parity.records import (
     unlike_records,
 )
 from mmpack.parity.replay import REPLAYED, lacking_replay, replay_difference, unlike_replay
-from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
+from mmpack.parity.sampling import lacking_sampling, sampling_hit, unlike_sampling, who_lacks
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -90,7 +90,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
     who: the side that lacks it (rollout, train, both), or why it was not: never (its values never are), unscored (no
     logprobs that it describes), no_effect (raw logprobs don't depend on it), unread (what it does is not known), note
-    (carried along), moved (spans of other ids).
+    (carried along), rendered (compared by what it made), moved (spans of other ids).
     """
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
@@ -277,9 +277,8 @@ def _first_fingerprint(left: Sample, right: Sample) -> Difference:
 
 
 def _first_sampling(left: Sample, right: Sample) -> Difference:
-    name = unlike_sampling(left.sampling, right.sampling)[0]
-    shown = [f"{name} {show((s.sampling or {}).get(name))}" for s in (left, right)]
-    return Difference("sampling", shown[0], shown[1])
+    hit = sampling_hit(left.sampling, right.sampling)
+    return Difference("sampling", hit.left, hit.right)
 
 
 _FIRST = {

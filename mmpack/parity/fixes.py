@@ -47,6 +47,7 @@ FIXES: dict[str, str] = {
     "empty_response": "Drop samples without a response token before rewards are scattered.",
     "coordinate_system": "Convert targets once, to what the family writes (mmpack.grounding.to_system), for both.",
     "logprob_kind": "Record logprobs of one kind: both raw, or both under the same sampling settings.",
+    "sampling": "Score under the sampler's settings, and record each on both sides: absent does not mean off.",
     "truncated_support": "Hand the engine's kept_ids on and score over them (support=), or sample without filters.",
     "routing": "Hand the engine's routed_experts on, and replay them in the trainer's forward; or record none.",
     UNKNOWN: "Compare what each side was handed; record processor settings and content hashes on both.",

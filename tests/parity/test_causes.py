@@ -802,7 +802,7 @@ def test_logprob_kind():
     hotter = other(left, sampling={**sampling, "temperature": 1.0})
     assert compare([left], [other(left)]).ok
     assert causes(left, raw) == ["logprob_kind"]
-    assert causes(left, hotter) == ["logprob_kind"]
+    assert causes(left, hotter) == ["sampling"]
     assert "temperature 0.5 in rollout" in finding(left, hotter, "sampling").evidence
     both_raw = {**sampling, "logprobs": "raw", "temperature": 1.0}
     assert compare([raw], [other(left, sampling=both_raw)]).ok
@@ -812,7 +812,6 @@ def test_logprob_kind():
     ("changed", "cause", "path"),
     [
         ({"image": {"max_pixels": 1}}, "max_pixels", "processor.image.max_pixels"),
-        ({"chat_template": "sha256:0"}, "chat_template", "processor.chat_template"),
         ({"position_rule": "max"}, "position_rule", "processor.position_rule"),
         ({"tokens_per_second": 4.0}, "second_per_grid_ts", "processor.tokens_per_second"),
         ({"image": {"merge_size": 3}}, "model_family", "processor.image.merge_size"),
@@ -878,4 +877,8 @@ def test_every_broken_rule_is_a_finding():
     left.media[0].num_tokens = 5
     report = compare([left], [other(left)])
     assert any("MM108 in both sides" in f.evidence for f in report.findings)
+    right = other(left, media=episode().media)
+    (one,) = [f for f in compare([left], [right]).findings if "MM108" in f.evidence]
+    assert one.fix == "Set it to t·(h/m)·(w/m), where m is the merge size."
+    assert one.left.startswith("says num_tokens 5") and one.right == "keeps this rule"
     assert RESPONSE_TEXT_KEY in episode().metadata and PROCESSOR["position_rule"] == "grid"

@@ -34,6 +34,7 @@ class Hit:
     """A cause, where it shows, and why it is this one.
 
     `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos differ.
+    `fix`: in place of the cause's.
     """
 
     cause: str
@@ -45,6 +46,7 @@ class Hit:
     span: tuple[int, int] | None = None
     at: int | None = None
     frames: FrameDifference | None = None
+    fix: str = ""
 
 
 class Side:
