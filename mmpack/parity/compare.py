@@ -324,7 +324,9 @@ class _Tally:
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
         lacks = self._not_compared(require)
-        lacking = {name for name, who in self.lacking if who not in ("no_effect", "note", "rendered")}
+        lacking = {
+            name for name, who in self.lacking if who not in ("no_effect", "note", "rendered")
+        }
         lacking |= {name.partition(".")[0] for name in lacking if name.startswith(_WHOLE)}
         unmet = not self.compared or [name for name in require if name in lacking]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])

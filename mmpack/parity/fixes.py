@@ -33,6 +33,8 @@ FIXES: dict[str, str] = {
     "not_expanded": "Expand each placeholder to one id per merged patch before training.",
     "timestamp_rounding": "Write one time per temporal patch, the middle of its frames, or pass the expanded ids on.",
     "video_markers": "Expand by one transformers on both sides (5.10 changed it), or pass the expanded ids on.",
+    "padding_in_ids": "Hand over ids without padding, or with the attention_mask that marks it.",
+    "bos": "Render and tokenize on one side only, or with one add_special_tokens on both: BOS once, or never.",
     "truncated": "Drop samples that are too long, on both sides, or raise the limit: never cut their ids.",
     "truncated_medium": "Truncate between media, or drop the sample; never cut through a medium.",
     "chat_template": "Use one chat template, system prompt and tool text, or pass the ids on.",

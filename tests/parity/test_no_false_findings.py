@@ -77,7 +77,9 @@ def test_templates_of_another_text_that_render_the_same(family):
     from mmpack.smoke.qwen_processor import qwen_vl_processor
 
     folder = Path(find_spec("trl").origin).parent / "chat_templates"
-    released, training = ((folder / f"{family}{end}.jinja").read_text() for end in ("", "_training"))
+    released, training = (
+        (folder / f"{family}{end}.jinja").read_text() for end in ("", "_training")
+    )
     hf = qwen_vl_processor(family)
     picture = np.zeros((64, 64, 3), np.uint8)
     parts = [{"type": "image", "image": picture}, {"type": "text", "text": "Find x."}]

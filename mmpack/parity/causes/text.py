@@ -126,6 +126,12 @@ def _cut(pair: Pair, spans: list[TextCut]) -> tuple[TextCut, TextCut] | None:
 
 
 def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
+    if pads := _pads(pair, (left, right)):
+        evidence = f"text outside the loss spans differs by {pads} pad ids, which one side lacks"
+        if pads > 1:
+            return text_hit(pair, "padding_in_ids", left, right, evidence)
+        evidence += f"; {possible('padding_in_ids', 'stop_token')}"
+        return text_hit(pair, UNKNOWN, left, right, evidence)
     hashes = [side.setting("chat_template") for side in pair.sides]
     if None not in hashes and hashes[0] != hashes[1]:
         evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
@@ -153,19 +159,26 @@ def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
     return text_hit(pair, UNKNOWN, left, right, evidence)
 
 
+def _pads(pair: Pair, cuts: tuple[TextCut, TextCut]) -> int:
+    """The number of pad ids, where nothing else differs."""
+    extra = [ids[slice(*cut)] for ids, cut in zip(pair.text_ids, cuts, strict=True)]
+    pads = [(ids == pair.left.family.pad_token_id).all() for ids in extra]
+    return sum(map(len, extra)) if all(pads) and not all(map(len, extra)) else 0
+
+
 def _system_turn(pair: Pair, left: TextCut, right: TextCut) -> bool:
     """Whether the difference ends with the system's turn, which may be absent on one side."""
     for side, tokens, (start, stop) in zip(
         pair.sides, pair.text_tokens, (left, right), strict=True
     ):
         first = system_turn(side)
-        if first is None and (start < stop or start > 1 or side.opening is None):
+        if first is None and (start < stop or start > side.head + 1 or not side.openings.any()):
             return False
         # a turn's opening looks like the next one's, so that the difference may end with that
         if first is not None and start < stop and int(tokens[stop - 1]) > first.stop:
             return False
         behind = start == len(tokens) or int(tokens[start]) > first.stop if first else False
-        if behind and start == stop and start > 1:
+        if behind and start == stop and start > side.head + 1:
             return False
     return True
 
