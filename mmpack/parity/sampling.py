@@ -41,20 +41,28 @@ def who_lacks(a: Any, b: Any) -> str:
     return "both" if a is None and b is None else "rollout" if a is None else "train"
 
 
-def unlike_sampling(left: Settings, right: Settings, recorded: bool = False) -> list[str]:
+def unlike_sampling(left: Settings, right: Settings, drift: bool = False) -> list[str]:
     """The settings by which two sets of logprobs mean different things, or may; none if either is known as raw.
 
     One that only one side recorded counts if it is on: an engine fills what a request leaves out from the model's
-    generation_config.json. So does one that differs where no kind is known. `recorded`: neither of these does.
+    generation_config.json. `drift`: such a temperature or filter does not count, since drift shows it; nor where no
+    kind is known.
     """
     a, b = left or {}, right or {}
     kinds = a.get("logprobs"), b.get("logprobs")
     if None not in kinds and kinds[0] != kinds[1]:
         return ["logprobs"]
-    if "raw" in kinds or (recorded and None in kinds):
+    if "raw" in kinds:
         return []
-    counts = ("unlike",) if recorded or None in kinds else ("unlike", "one-sided")
-    return [name for name in SAMPLING_FIELDS if _compared(name, a, b) in counts]
+    names = []
+    for name in SAMPLING_FIELDS:
+        found = _compared(name, a, b)
+        shown = drift and name in ("temperature", *FILTERS)
+        if found == "unlike" and not (shown and None in kinds):
+            names.append(name)
+        elif found == "one-sided" and None not in kinds and not shown:
+            names.append(name)
+    return names
 
 
 def sampling_hit(left: Settings, right: Settings) -> Hit:
