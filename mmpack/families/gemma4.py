@@ -27,6 +27,7 @@ GEMMA4 = Family(
     pixel_layout="padded",
     vocab_size=262_144,
     writes_markers=True,
+    limit_names=(("max_pixels", "max_soft_tokens"),),
     unread=(("audio", 258881),),
     frame_text="{clock} {run}",
     frames_between=" ",

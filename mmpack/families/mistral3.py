@@ -26,4 +26,5 @@ MISTRAL3 = Family(
     pixel_layout="canvas",
     vocab_size=131_072,
     row_end_id=12,
+    limit_names=(("max_pixels", "size.longest_edge"),),
 )

@@ -21,6 +21,7 @@ from mmpack.parity.differences import (
     Difference,
     at_shared,
     joined,
+    named,
     of_list,
     unlike_where_shared,
 )
@@ -208,7 +209,7 @@ def _first_span(left: Sample, right: Sample) -> Difference:
     names = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN  # `chunk` only where there is one
     key = operator.attrgetter(*names)
     a, b = ([key(span) for span in s.modality_spans] for s in (left, right))
-    return of_list("modality_spans", a, b, operator.eq)
+    return of_list("modality_spans", a, b, operator.eq, named(*names))
 
 
 def _first_loss(left: Sample, right: Sample) -> Difference:
@@ -216,7 +217,7 @@ def _first_loss(left: Sample, right: Sample) -> Difference:
     masks = joined(a, "kind"), joined(b, "kind")
     places = unlike_where_shared(a, b, "turn")
     if masks[0] != masks[1] or places is None:
-        return of_list("loss_spans", *masks, operator.eq)
+        return of_list("loss_spans", *masks, operator.eq, named("start", "stop", "kind"))
     return at_shared("loss_spans", a, b, places, "turn")
 
 
@@ -231,8 +232,14 @@ def _first_positions(left: Sample, right: Sample) -> Difference:
     start = int(np.argmax(unlike))
     alike = np.flatnonzero(~unlike[start:])
     stop = min(start + int(alike[0]), a.shape[1]) if len(alike) else a.shape[1]
-    shown = [f"{x[:, start].tolist()}" if start < x.shape[1] else "no token" for x in (a, b)]
+    shown = [_position(x[:, start]) if start < x.shape[1] else "no token" for x in (a, b)]
     return Difference("position_ids", shown[0], shown[1], start, (start, stop))
+
+
+def _position(rows: np.ndarray) -> str:
+    if len(rows) != 3:
+        return f"position {', '.join(map(str, rows))}"
+    return f"position t {rows[0]}, h {rows[1]}, w {rows[2]}"
 
 
 def _first_mask(left: Sample, right: Sample) -> Difference:

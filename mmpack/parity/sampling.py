@@ -54,15 +54,15 @@ def unlike_sampling(left: Settings, right: Settings, drift: bool = False) -> lis
         return ["logprobs"]
     if "raw" in kinds:
         return []
-    names = []
-    for name in SAMPLING_FIELDS:
-        found = _compared(name, a, b)
-        shown = drift and name in ("temperature", *FILTERS)
-        if found == "unlike" and not (shown and None in kinds):
-            names.append(name)
-        elif found == "one-sided" and None not in kinds and not shown:
-            names.append(name)
-    return names
+    known = None not in kinds
+    shown = ("temperature", *FILTERS) if drift else ()
+    return [
+        name
+        for name in SAMPLING_FIELDS
+        for found in [_compared(name, a, b)]
+        if (found == "unlike" and (known or name not in shown))
+        or (found == "one-sided" and known and name not in shown)
+    ]
 
 
 def sampling_hit(left: Settings, right: Settings) -> Hit:

@@ -16,7 +16,6 @@ from support.planting.episodes import (
     other,
     settings,
 )
-
 from support.samples import make_sample
 
 import mmpack as mp
@@ -113,6 +112,27 @@ def test_limits_of_tiles_are_pixel_limits(name, values):
     right.processor["image"][name] = values[1]
     assert causes(left, right) == ["max_pixels"]
     assert f"processor.image.{name}: rollout" in finding(left, right, "media").evidence
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "said"),
+    [
+        ("mistral3", {"max_pixels": (1540, 1024)}, "size.longest_edge (rollout 1540, train 1024)"),
+        ("gemma4", {"max_pixels": (645120, 161280)}, "max_soft_tokens (rollout 280, train 70)"),
+        (
+            "gemma3",
+            {"do_pan_and_scan": (False, True)},
+            "do_pan_and_scan (rollout False, train True)",
+        ),
+        ("gemma3", {"height": (896, 448)}, "size.height (rollout 896, train 448)"),
+    ],
+)
+def test_limits_bear_the_names_that_users_set(family, values, said):
+    sides = [chat(family), chat(family)]
+    for k, side in enumerate(sides):
+        side.processor["image"] = {name: both[k] for name, both in values.items()}
+    (only,) = compare(sides[:1], sides[1:]).findings
+    assert (only.cause, only.fix) == ("max_pixels", f"Set the same {said} on both sides.")
 
 
 def test_grids_differ_under_equal_settings():

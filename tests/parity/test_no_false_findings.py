@@ -1,7 +1,6 @@
 """What is equal, or was not recorded, or does not count, is never a finding."""
 
 import copy
-
 from importlib.util import find_spec
 from pathlib import Path
 

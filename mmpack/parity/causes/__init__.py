@@ -18,7 +18,7 @@ from mmpack.parity.causes.positions import position_hits
 from mmpack.parity.causes.replay import replay_hits
 from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
-from mmpack.parity.causes.settings import setting_hits
+from mmpack.parity.causes.settings import limits_fix, setting_hits
 from mmpack.parity.causes.text import text_hits
 
 __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structured_pair"]
@@ -29,12 +29,12 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
 
     Padding, BOS and what was cut off say nothing more: what both sides have is compared by itself.
     """
-    always = setting_hits(pair) + coordinate_hits(pair) + replay_hits(pair)
     around = edges(pair)
-    if around is None:
-        return _of_ids(pair, decode) + always
     inner = _of_ids(around.inner, decode, recounted=around.shift)
-    return around.hits + [around.moved(hit) for hit in inner] + always
+    hits = [*around.hits, *map(around.moved, inner), *setting_hits(pair)]
+    hits += coordinate_hits(pair) + replay_hits(pair)
+    limits = limits_fix(pair) if any(hit.cause == "max_pixels" for hit in hits) else ""
+    return [replace(hit, fix=limits) if hit.cause == "max_pixels" else hit for hit in hits]
 
 
 def _of_ids(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:

@@ -5,7 +5,7 @@ Where the two sides differ by them, what lies between is compared by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,20 +18,20 @@ Bounds = list[tuple[int, int]]  # of each side, the tokens [start, stop) within 
 
 @dataclass(frozen=True)
 class Edges:
-    """The hits, and the pair within the edges; `start`: of the rollout's tokens. `shift`: its start in train differs."""
+    """The hits, and the pair within the edges."""
 
     hits: list[Hit]
     inner: Pair
-    start: int
-    shift: bool
+    start: int  # the rollout's token at which it starts
+    shift: bool  # whether it starts at another one in train
 
     def moved(self, hit: Hit) -> Hit:
         """A hit of the inner pair, counted in the rollout's own tokens."""
         return shifted(hit, self.start)
 
 
-def edges(pair: Pair) -> Edges | None:
-    """What one side has around the conversation and the other has not; None if nothing."""
+def edges(pair: Pair) -> Edges:
+    """What one side has around the conversation and the other has not."""
     pads = [_pads(pair, at_left) for at_left in (True, False)]
     kept = [(a, len(s) - b) for s, a, b in zip(pair.sides, *pads, strict=True)]
     hits = []
@@ -46,7 +46,7 @@ def edges(pair: Pair) -> Edges | None:
         if _begin_alike(bare):
             hits.append(_first(inner, heads, kept[0][0]))
             inner, kept = bare, begun
-    return Edges(hits, inner, kept[0][0], kept[0][0] != kept[1][0]) if hits else None
+    return Edges(hits, inner, kept[0][0], kept[0][0] != kept[1][0])
 
 
 def _within(pair: Pair, kept: Bounds) -> Pair:

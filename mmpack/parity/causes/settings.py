@@ -93,6 +93,26 @@ def compare_settings(
     return unlike, lacking
 
 
+def limits_fix(pair: Pair) -> str:
+    """What to set, by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
+    parts = [side.sample.processor or {} for side in pair.sides]
+    unlike, _ = compare_settings(*parts)
+    family = pair.left.family
+    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.limit_names)
+    found = {}
+    for path, values in unlike.items():
+        if _cause(path) == "max_pixels":
+            own = path.partition(".")[2].removeprefix("sampling.")
+            name = names.get(own, own)
+            if name.endswith("_tokens") and all(type(value) is int for value in values):
+                token = (family.patch_size * family.spatial_merge_size) ** 2
+                values = (values[0] // token, values[1] // token)
+            found[name] = f"{name} (rollout {show(values[0])}, train {show(values[1])})"
+    if found.keys() <= {"min_pixels", "max_pixels"}:
+        return ""
+    return f"Set the same {', '.join(found.values())} on both sides."
+
+
 def pixel_settings(pair: Pair, modality: str) -> str | None:
     """The pixel limits that differ, as text; empty if they are equal; None if they were not recorded alike."""
     limits = [_pixel_limits(side.setting(modality)) for side in pair.sides]
