@@ -645,6 +645,12 @@ def test_a_cut_that_takes_bos_with_it_is_a_truncation(family):
     left = chat(family)
     drop = len(FIRST[family][0]) + len(FIRST[family][1]) + 1  # within the question
     assert causes(left, around(left, drop=drop)) == ["truncated"]
+    first, user = FIRST[family]
+    again = chat(family, system=(*user, 31, 32))  # another user's turn before
+    right = around(again, drop=len(first) + len(user) + 2)
+    right.processor["chat_template"] = "sha256:" + "2" * 64
+    assert causes(again, right) == ["unknown"]  # a whole turn: cut off, or never written
+    assert "possible: chat_template, truncated" in compare([again], [right]).first.evidence
 
 
 # ---- text --------------------------------------------------------------------------------------

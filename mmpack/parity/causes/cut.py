@@ -39,6 +39,12 @@ def truncation(pair: Pair) -> Cut | None:
     return None
 
 
+def cut_at_left(pair: Pair) -> bool:
+    """Whether one side's ids are the end of the other's and fewer, by truncation or by a turn that it lacks."""
+    a, b = sorted((side.ids[_folded(side)] for side in pair.sides), key=len)
+    return len(a) < len(b) and np.array_equal(a, b[len(b) - len(a) :])
+
+
 def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
     """The cut; the media that went with it; the medium that it goes through."""
     side, other = pair.sides[cut.short], pair.sides[1 - cut.short]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmpack.parity.causes.cut import part, shifted, truncation
+from mmpack.parity.causes.cut import cut_at_left, part, shifted
 from mmpack.parity.causes.pair import Hit, Pair, Side, first_run, show_ids
 
 _REPEATED = 4  # an id that is not special is padding where it stands so often in a row
@@ -105,8 +105,7 @@ def _padding(pair: Pair, kept: Bounds) -> Hit:
 def _begin_alike(bare: Pair) -> bool:
     """Whether both go on with one first turn: else the ids before it went with what was cut off."""
     a, b = (side.ids[:1] for side in bare.sides)
-    cut = truncation(bare)
-    return len(a) > 0 and np.array_equal(a, b) and not (cut and cut.at_left)
+    return len(a) > 0 and np.array_equal(a, b) and not cut_at_left(bare)
 
 
 def _first(pair: Pair, heads: list[np.ndarray], start: int) -> Hit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.layout.runs import true_runs
+from mmpack.parity.causes.cut import cut_at_left
 from mmpack.parity.causes.pair import (
     Decode,
     Hit,
@@ -133,7 +134,11 @@ def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
         evidence += f"; {possible('padding_in_ids', 'stop_token')}"
         return text_hit(pair, UNKNOWN, left, right, evidence)
     hashes = [side.setting("chat_template") for side in pair.sides]
-    if None not in hashes and hashes[0] != hashes[1]:
+    # turns that are missing at the beginning may have been cut off, whatever the template is
+    may_be_cut = cut_at_left(pair) and pair.left.openings.any()
+    system = _system_turn(pair, left, right)
+    two = None not in hashes and hashes[0] != hashes[1]
+    if two and (system or not may_be_cut):
         evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
         return text_hit(pair, "chat_template", left, right, evidence)
     if None in hashes:
@@ -141,21 +146,21 @@ def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
             f"text outside the loss spans differs; no template hash; {possible('chat_template')}"
         )
         return text_hit(pair, UNKNOWN, left, right, evidence)
-    if _system_turn(pair, left, right):
+    if system:
         evidence = (
             "one template hash on both sides, the system's turn differs (the first one, whose role comes once): "
             "the system prompt or tools handed to it do"
         )
         return text_hit(pair, "chat_template", left, right, evidence)
-    if _before_response(pair, left, right):
+    if not two and _before_response(pair, left, right):
         evidence = (
             "one template hash on both sides, the text between the opening of a turn and its response differs: "
             "the generation prompt"
         )
         return text_hit(pair, "chat_template", left, right, evidence)
-    evidence = (
-        f"text outside the loss spans differs under one template; {possible('chat_template')}"
-    )
+    causes = ["chat_template", *(["truncated"] if may_be_cut else [])]
+    under = "" if two else " under one template"
+    evidence = f"text outside the loss spans differs{under}; {possible(*causes)}"
     return text_hit(pair, UNKNOWN, left, right, evidence)
 
 
