@@ -40,7 +40,7 @@ def edges(pair: Pair) -> Edges:
         hits.append(_padding(pair, kept))
         inner = _within(pair, kept)
     heads = [side.ids[: side.head] for side in inner.sides]
-    if not np.array_equal(*heads):
+    if not np.array_equal(heads[0], heads[1]):
         begun = [(start + len(head), b) for (start, b), head in zip(kept, heads, strict=True)]
         bare = _within(pair, begun)
         if _begin_alike(bare):
@@ -99,7 +99,7 @@ def _padding(pair: Pair, kept: Bounds) -> Hit:
     evidence = (
         f"input_ids hold padding that the other side has not; rollout {shown[0]}; train {shown[1]}"
     )
-    return Hit("padding_in_ids", "input_ids", evidence, *shown, span[0], span, span[0])
+    return Hit("padding_in_ids", "input_ids", evidence, shown[0], shown[1], span[0], span, span[0])
 
 
 def _begin_alike(bare: Pair) -> bool:
@@ -109,10 +109,11 @@ def _begin_alike(bare: Pair) -> bool:
 
 
 def _first(pair: Pair, heads: list[np.ndarray], start: int) -> Hit:
-    names = {}
+    names: dict[int, str] = {}
     for side in pair.sides:
         known = side.setting("tokenizer", "special_ids")
-        names |= {i: name for name, i in known.items()} if isinstance(known, dict) else {}
+        known = known.items() if isinstance(known, dict) else ()
+        names |= {i: str(name) for name, i in known if type(i) is int}
     shown = [
         ", ".join(f"{i} {names.get(i, '')}".rstrip() for i in head.tolist()) or "none"
         for head in heads
@@ -121,4 +122,5 @@ def _first(pair: Pair, heads: list[np.ndarray], start: int) -> Hit:
         f"ids before the first turn: rollout {shown[0]}; train {shown[1]}; then both go on alike"
     )
     span = (start, start + len(heads[0]))
-    return Hit("bos", "input_ids", evidence, *map(show_ids, heads), start, span, start)
+    one, two = map(show_ids, heads)
+    return Hit("bos", "input_ids", evidence, one, two, start, span, start)
