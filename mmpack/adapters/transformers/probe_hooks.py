@@ -75,7 +75,11 @@ class Hooks:
             where: Any = next((i for i, v in enumerate(values) if _is_float(v)), None)
             named = next((k for k, v in kwargs.items() if _is_float(v)), "")
             given = values[where] if where is not None else kwargs.get(named) if named else None
-            if given is None or self._source(given) is not None:
+            if given is None:
+                return None
+            if (source := self._source(given)) is not None:
+                # where the other side adds something to it first, as deepstack's features, that one has an entry
+                self.recorder.alias(name, IN, source)
                 return None
             made = self.recorder.shaken(given)
             self._put(name, IN, [made], vision)
@@ -124,6 +128,7 @@ class Hooks:
     ) -> None:
         laid = [found for t in tensors if (found := self._laid(name, t, vision)) is not None]
         if not laid:
+            self.recorder.record.unplaced.add(f"{name}<{side}")
             return
         rows = laid[0][1]
         values = [v for v, r in laid if r is rows]
