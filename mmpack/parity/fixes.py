@@ -44,6 +44,7 @@ FIXES: dict[str, str] = {
     "second_per_grid_ts": "Pass one second_per_grid_ts, and one tokens_per_second, to both sides.",
     "padding_positions": "Compute position_ids from the attention mask, so that padding adds none.",
     "loss_mask_shift": "Take loss_spans from the engine's turns: each turn's ids, its end included.",
+    "turn_without_loss": "Give each turn's response to the loss on both sides, or to neither.",
     "empty_response": "Drop samples without a response token before rewards are scattered.",
     "coordinate_system": "Convert targets once, to what the family writes (mmpack.grounding.to_system), for both.",
     "logprob_kind": "Record logprobs of one kind: both raw, or both under the same sampling settings.",
