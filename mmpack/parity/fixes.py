@@ -23,6 +23,7 @@ FIXES: dict[str, str] = {
     "frame_pixels": "Decode once (mmpack.video.decode), and hand the same frames to both sides.",
     "resize_twice": "Resize once: hand both sides the picture that the other was handed.",
     "max_pixels": "Set the same min_pixels and max_pixels on both sides.",
+    "view_settings": "Cut pictures by one rule: the same max_slice_nums and scale_resolution on both sides.",
     "video_budget": "Limit a video's pixels by one rule: per frame, or of the whole video.",
     "audio_sampling_rate": "Resample once, to the model's rate: mp.audio.decode(file, sampling_rate=…) for both sides.",
     "audio_hop": "Use one feature extractor on both sides: one hop_length, n_fft and number of mel bins.",

@@ -17,7 +17,7 @@ from mmpack.parity.causes.audio import audio_causes
 from mmpack.parity.causes.frame_choice import first_frame_difference
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
-from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of
+from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of, view_of
 from mmpack.parity.causes.settings import decisive
 from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
@@ -58,6 +58,14 @@ def media_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
 
 def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, int]] | None:
     """Pairs of indices of what is the same medium; None if one list can't be the other with some dropped."""
+    groups = [_pictures(media) for media in (left, right)]
+    if len(groups[0]) < len(left) or len(groups[1]) < len(right):
+        wholes = ([media[g[0]] for g in side] for media, side in zip((left, right), groups, strict=True))
+        found = matched_media(*wholes)
+        pairs = [(groups[0][i], groups[1][j]) for i, j in found or ()]
+        # views that were cut otherwise have no partners, but for the whole picture
+        cut = ((a, b) if len(a) == len(b) else (a[:1], b[:1]) for a, b in pairs)
+        return None if found is None else [two for pair in cut for two in zip(*pair, strict=True)]
     if len(left) == len(right):
         return [(i, i) for i in range(len(left))]
     hashed = all(m.content_hash for m in left + right)
@@ -111,7 +119,8 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
         )
         return
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
-        kept = {match[k] for match in matches}
+        pictures = {i: group for group in _pictures(side.sample.media) for i in group}
+        kept = {i for match in matches for i in pictures[match[k]]}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
         if lost and len(side.occurrences) == len(other.occurrences) >= len(side.sample.media):
             swapped = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows another in its place"
@@ -173,6 +182,25 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         )
 
 
+def _pictures(media: list[Medium]) -> list[list[int]]:
+    """The indices of media by picture: the views of one are together."""
+    out: list[list[int]] = []
+    for i, medium in enumerate(media):
+        view = view_of(medium)
+        if view and view[0] and out:
+            out[-1].append(i)
+        else:
+            out.append([i])
+    return out
+
+
+def _of_another_whole(pair: Pair, i: int, j: int) -> bool:
+    """Whether both are slices of pictures whose contents differ, which is said of the whole pictures."""
+    media = pair.left.sample.media, pair.right.sample.media
+    (k, *_), (n, *_) = view_of(media[0][i]) or [0], view_of(media[1][j]) or [0]
+    return k > 0 and k == n and differ(media[0][i - k].content_hash, media[1][j - n].content_hash)
+
+
 def _other(a: Medium, b: Medium) -> bool:
     return differ(a.content_hash, b.content_hash) or a.cache_key != b.cache_key
 
@@ -181,7 +209,7 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
     places = _places(pair, matches)
     for i, j in matches or ():
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
-        if same_medium(a, b):
+        if same_medium(a, b) or _of_another_whole(pair, i, j):
             continue
         frames = first_frame_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
@@ -204,6 +232,8 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         start = pair.left.start_of(i)
         if i in pair.left.videos_in_text:  # its timestamps are in the text
             start, resized = stamp_of(pair.left.videos_in_text[i][0]), True
+        if view_of(a):  # the text before it may number pictures
+            start, resized = stamp_of(start or 0), True
         for cause, evidence in causes:
             at = (start or 0) if resized and cause not in _OF_PIXELS else None
             yield _hit(cause, evidence, a, b, i, at, frames if cause in _OF_FRAMES else None)
