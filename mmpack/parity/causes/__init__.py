@@ -19,6 +19,7 @@ from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
 from mmpack.parity.causes.settings import setting_hits
 from mmpack.parity.causes.text import text_hits
+from mmpack.parity.causes.turns import turns_in_order
 
 __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structured_pair"]
 
@@ -30,6 +31,9 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     """
     cut = truncation(pair)
     always = setting_hits(pair) + coordinate_hits(pair) + replay_hits(pair)
+    if cut is None and (found := turns_in_order(pair)):
+        hits, pair = found
+        return hits + _hits(pair, decode) + always
     if cut is None:
         return _hits(pair, decode) + always
     rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)

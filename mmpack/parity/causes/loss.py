@@ -6,6 +6,7 @@ import numpy as np
 
 from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import EDGE, Hit, Pair, possible
+from mmpack.parity.causes.turns import turns
 from mmpack.parity.fixes import UNKNOWN
 
 
@@ -67,10 +68,11 @@ def _reason(
         if side.observed[tokens[a:b]].any():
             return "loss_mask_shift", f"{holder}'s loss covers text of an observation"
     a, b = ((start, stop), right)[extra]
-    mask, opening = pair.text_loss[extra], pair.sides[extra].opening
+    mask = pair.text_loss[extra]
     before, after = a > 0 and bool(mask[a - 1]), b < len(mask) and bool(mask[b])
     if before and after:
-        if opening is not None and opening in pair.text_ids[extra][a:b]:
+        tokens = pair.text_tokens[1 - extra][slice(*(right, (start, stop))[extra])]
+        if any(turn.start in tokens for turn in turns(pair.sides[1 - extra])):
             return "loss_mask_shift", f"{holder}'s loss covers the text between two responses"
         seen = f"{other}'s loss leaves out {_tokens(b - a)} within a response"
         return UNKNOWN, f"{seen}; {possible('loss_mask_shift')}"

@@ -5,11 +5,13 @@ Roles are ids. A sample whose `special_ids` were not recorded has no turns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Side
+from mmpack.parity.causes.pair import Hit, Pair, Side
+from mmpack.schema.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,89 @@ def prompt_of_response(side: Side, token: int) -> bool:
 def _answered(side: Side, later: list[Turn]) -> bool:
     """Whether another turn lies before that of the first response: the question that the system's turn precedes."""
     return not side.loss[later[0].start : later[0].stop].any()
+
+
+def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
+    """Hits where both sides have the same turns in another order, and the pair with train's in the rollout's order.
+
+    Turns count by their text up to their last special id; what differs besides is found in that pair.
+    """
+    parts = [_parts(side) for side in pair.sides]
+    texts = [[part.text for part in of] for of in parts]
+    if texts[0] == texts[1] or sorted(texts[0]) != sorted(texts[1]):
+        return None
+    left = list(range(len(parts[1])))
+    order = [left.pop(next(n for n, k in enumerate(left) if texts[1][k] == t)) for t in texts[0]]
+    first = next(k for k, place in enumerate(order) if k != place)
+    start, stop = parts[0][first].start, parts[0][first].stop
+    evidence = f"the same {len(order)} turns, in another order: train's turns " + ", ".join(
+        str(k + 1) for k in order[:8]
+    )
+    shown = f"turn {first + 1}", f"turn {order.index(first) + 1} of rollout"
+    hit = Hit(
+        cause="turn_order",
+        field="input_ids",
+        evidence=f"{evidence} are rollout's 1, 2, …",
+        left=shown[0],
+        right=shown[1],
+        index=start,
+        span=(start, stop),
+        at=start,
+    )
+    right = _reordered(pair.right.sample, parts[1], order)
+    moved = [k for k, m in enumerate(pair.right.sample.media) if m is not right.media[k]]
+    of_media = [replace(hit, field="media", index=k, span=None) for k in moved[:1]]
+    return [hit, *of_media], Pair(pair.left.sample, right)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A turn, `end`ing with its last special id; what follows is between turns."""
+
+    start: int
+    end: int
+    stop: int
+    text: tuple[int, ...]
+
+
+def _parts(side: Side) -> list[_Part]:
+    out = []
+    for turn in turns(side):
+        ids = side.ids[turn.start : turn.stop]
+        special = np.flatnonzero(np.isin(ids, list(side.special_ids)))
+        end = turn.start + int(special[-1]) + 1 if len(special) > 1 else turn.stop
+        inside = slice(turn.start, end)
+        text = side.ids[inside][~side.placeholder[inside]]
+        out.append(_Part(turn.start, end, turn.stop, tuple(text.tolist())))
+    return out
+
+
+def _reordered(sample: Sample, parts: list[_Part], order: list[int]) -> Sample:
+    """The sample with its turns in this order, without positions."""
+    pieces = [(0, parts[0].start)]
+    for slot, k in zip(parts, order, strict=True):
+        pieces += [(parts[k].start, parts[k].end), (slot.end, slot.stop)]
+    spans: dict[str, list[Any]] = {}
+    for name in ("modality_spans", "loss_spans", "observation_spans"):
+        spans[name], at = [], 0
+        for start, stop in pieces:
+            spans[name] += [
+                replace(s, start=max(s.start, start) - start + at, stop=min(s.stop, stop) - start + at)
+                for s in getattr(sample, name) or []
+                if s.start < stop and s.stop > start
+            ]
+            at += stop - start
+    seen = [s.media_index for s in spans["modality_spans"]]
+    media = list(dict.fromkeys([*seen, *range(len(sample.media))]))
+    place = {old: new for new, old in enumerate(media)}
+    spans["modality_spans"] = [
+        replace(s, media_index=place[s.media_index]) for s in spans["modality_spans"]
+    ]
+    return replace(
+        sample,
+        input_ids=np.concatenate([sample.input_ids[start:stop] for start, stop in pieces]),
+        media=[sample.media[k] for k in media if k < len(sample.media)],
+        position_ids=None,
+        attention_mask=None,
+        **spans,
+    )
