@@ -35,6 +35,7 @@ FIXES: dict[str, str] = {
     "not_expanded": "Expand each placeholder to one id per merged patch before training.",
     "timestamp_rounding": "Write one time per temporal patch, the middle of its frames, or pass the expanded ids on.",
     "video_markers": "Expand by one transformers on both sides (5.10 changed it), or pass the expanded ids on.",
+    "audio_in_video": "Set the same use_audio_in_video on both sides, or pass the expanded ids on.",
     "truncated": "Drop samples that are too long, on both sides, or raise the limit: never cut their ids.",
     "truncated_medium": "Truncate between media, or drop the sample; never cut through a medium.",
     "turn_order": "Keep the turns of a conversation in the order in which they were sampled.",

@@ -230,9 +230,11 @@ class Pair:
         out = []
         for side, stop in zip(self.sides, stops, strict=True):
             drop = side.placeholder.copy()
-            if not same_runs:
-                family = side.family
-                drop = drop | np.isin(side.ids, [*family.starts, *family.ends])
+            if not same_runs or self.other_sound:
+                family, sound = side.family, side.family.audio
+                marks = [*family.starts, *family.ends]
+                marks += [sound.start_id, sound.end_id] if sound and self.other_sound else []
+                drop = drop | np.isin(side.ids, marks)
             for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True
             for first, last in side.viewed:
@@ -263,6 +265,15 @@ class Pair:
             for m in self.right.sample.media
             if (view := view_of(m)) and m.content_hash
         )
+
+    @cached_property
+    def other_sound(self) -> bool:
+        """Whether a video's sound lies among its placeholders on one side, and apart from them on the other."""
+        one, two = (
+            any(s.chunk is not None for s in side.sample.modality_spans) for side in self.sides
+        )
+        both = ({s.modality for s in side.sample.modality_spans} for side in self.sides)
+        return one != two and all(kinds >= {"video", "audio"} for kinds in both)
 
     @cached_property
     def _cut(self) -> tuple[int, int] | None:

@@ -156,6 +156,8 @@ def _cause(side: Side, problem: Problem) -> str:
     if problem.code == "MM106":
         beyond = any(s.media_index >= len(sample.media) for s in sample.modality_spans)
         return "dropped_image" if beyond else UNKNOWN
+    if problem.code == "MM107" and (side.placeholder & ~side.claimed).any():
+        return UNKNOWN  # it may be shown: spans are missing, not media
     if problem.code == "MM203":
         return "sampled_placeholder" if sampled_runs(side).any() else "loss_mask_shift"
     if problem.code == "MM305":
