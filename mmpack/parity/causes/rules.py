@@ -12,7 +12,7 @@ from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.fields import same
 from mmpack.schema.rules import Problem, rule_problems, structured
-from mmpack.schema.sample import REPLAY, Sample
+from mmpack.schema.sample import REPLAY, Sample, unpadded
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
 _COLUMNS = (  # what rules read and parity does not compare
@@ -97,7 +97,7 @@ def structured_pair(left: Sample, right: Sample) -> tuple[Sample, Sample, list[H
     """
     (left, left_faults), (right, right_faults) = structured(left), structured(right)
     if not left_faults and not right_faults:
-        return left, right, []
+        return unpadded(left), unpadded(right), []
     broken: Broken = ({}, {})
     for found, sample, faults in zip(
         broken, (left, right), (left_faults, right_faults), strict=True
