@@ -10,6 +10,8 @@ from typing import Literal
 UNKNOWN = "unknown"
 
 FIXES: dict[str, str] = {
+    "sample_order": "Carry each sample's id with it: never pair two lists by their order.",
+    "merged_turns": "Make samples of turns in one way on both sides: to_samples(merge=True), or merge=False.",
     "model_family": "Use the processor of one checkpoint on both sides: one family, patch and merge size.",
     "exif_rotation": "Apply EXIF rotation on both sides, or hand the rotated pixels to both.",
     "alpha": "Flatten transparent pictures once, on one background, and hand RGB to both sides.",
