@@ -101,13 +101,20 @@ class Seen:
             single = {
                 digests[1 - whole].text: sample_id  # type: ignore[union-attr]
                 for sample_id, digests in self.of.items()
-                if digests[1 - whole] is not None
+                if digests[1 - whole] is not None and digests[whole] is None
             }
             side, other = ("rollout", "train") if whole == 0 else ("train", "rollout")
             for sample_id, digests in self.of.items():
                 merged = digests[whole]
-                parts = [single[t] for t in merged.turns if t in single] if merged else []
-                if len(parts) < 2:
+                if merged is None:
+                    continue
+                own = digests[1 - whole]
+                found = [
+                    sample_id if own is not None and t == own.text else single.get(t)
+                    for t in merged.turns
+                ]
+                parts = [name for name in found if name is not None]
+                if len(parts) < 2 or (own is not None and sample_id not in parts):
                     continue
                 named = ", ".join(f"{p!r:.60}" for p in parts[:4])
                 evidence = f"{side}'s {sample_id!r:.60} holds {len(parts)} turns that {other} has as samples of their own: {named}"

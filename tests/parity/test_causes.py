@@ -298,12 +298,12 @@ def test_pictures_in_another_order():
         medium.mode, medium.file_hash = "RGBA", medium.content_hash
     swapped = other(left)
     swapped.media.reverse()
-    assert causes(left, swapped) == ["unknown"]
-    assert "other order: train media[1] has" in finding(left, swapped, "media").evidence
+    assert causes(left, swapped) == ["media_order"]
+    shown = "train has the content of rollout's media[1] in place of media[0]"
+    assert finding(left, swapped, "media").evidence == shown
     late = stranger(left, 1)
     late.media[0] = copy.deepcopy(left.media[1])
-    assert causes(left, late) == ["unknown"]
-    assert "other order: rollout media[1] has" in finding(left, late, "media").evidence
+    assert causes(left, late) == ["media_order"]
 
 
 def test_cache_key():
@@ -771,11 +771,26 @@ def test_loss_mask_shift():
         assert compare([left], [moved]).first.cause == "loss_mask_shift"
 
 
-def test_a_turn_missing_from_the_loss_is_unknown():
+def test_a_turn_missing_from_the_loss():
     left = episode()
-    right = other(left, loss_spans=left.loss_spans[1:])
+    for k, kept in enumerate((left.loss_spans[1:], left.loss_spans[:1])):
+        right = other(left, loss_spans=kept)
+        assert causes(left, right) == ["turn_without_loss"]
+        evidence = f"response {k + 1} of rollout has no loss in train"
+        assert compare([left], [right]).first.evidence == evidence
+
+
+def test_a_hole_within_a_response_is_no_shift():
+    left = episode(response=(700, 703, 704, 705, END))
+    start, stop = left.loss_spans[0].start, left.loss_spans[0].stop
+    right = spans(left, (start, start + 2), (start + 3, stop), _bounds(left.loss_spans[1]))
     assert causes(left, right) == ["unknown"]
-    assert "possible: loss_mask_shift" in compare([left], [right]).first.evidence
+    evidence = compare([left], [right]).first.evidence
+    assert evidence.startswith("train's loss leaves out 1 token within a response; possible: ")
+
+
+def _bounds(span):
+    return span.start, span.stop
 
 
 def test_loss_spans_cut_otherwise_are_equal():

@@ -29,15 +29,19 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
 
     What was cut off says nothing more: what both sides have is compared by itself.
     """
-    cut = truncation(pair)
     always = setting_hits(pair) + coordinate_hits(pair) + replay_hits(pair)
-    if cut is None and (found := turns_in_order(pair)):
-        hits, pair = found
-        return hits + _hits(pair, decode) + always
-    if cut is None:
-        return _hits(pair, decode) + always
-    rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)
-    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest] + always
+    return _hits_of_layout(pair, decode) + always
+
+
+def _hits_of_layout(pair: Pair, decode: Decode | None) -> list[Hit]:
+    if cut := truncation(pair):
+        rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)
+        return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest]
+    if found := turns_in_order(pair):
+        hits, ordered = found
+        rest = _hits_of_layout(ordered, decode)
+        return hits + rest + position_hits(pair, rest)
+    return _hits(pair, decode)
 
 
 def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:

@@ -81,7 +81,8 @@ def _reason(
     if b - a <= EDGE and after:
         return "loss_mask_shift", f"{holder}'s loss span starts {_tokens(b - a)} earlier"
     if before or after or not one_sided:
-        return UNKNOWN, f"a part of a span differs; {possible('loss_mask_shift')}"
+        causes = possible("loss_mask_shift", "turn_without_loss")
+        return UNKNOWN, f"a part of a span differs; {causes}"
     turn = int(np.count_nonzero(np.diff(mask[:a].astype(np.int8), prepend=0) == 1)) + 1
     return "turn_without_loss", f"response {turn} of {holder} has no loss in {other}"
 

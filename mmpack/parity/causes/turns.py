@@ -62,17 +62,24 @@ def _answered(side: Side, later: list[Turn]) -> bool:
 def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
     """Hits where both sides have the same turns in another order, and the pair with train's in the rollout's order.
 
-    Turns count by their text up to their last special id; what differs besides is found in that pair.
+    Turns count by their text up to their last special id. What differs besides is found in that pair, also where it is
+    in the text of turns, if at least as many are equal.
     """
     parts = [_parts(side) for side in pair.sides]
-    texts = [[part.text for part in of] for of in parts]
-    if texts[0] == texts[1] or sorted(texts[0]) != sorted(texts[1]):
+    if len(parts[0]) != len(parts[1]):
         return None
-    left = list(range(len(parts[1])))
-    order = [left.pop(next(n for n, k in enumerate(left) if texts[1][k] == t)) for t in texts[0]]
+    left: dict[tuple[int, ...], list[int]] = {}
+    for k, part in enumerate(parts[1]):
+        left.setdefault(part.text, []).append(k)
+    found = [left[part.text].pop(0) if left.get(part.text) else None for part in parts[0]]
+    equal = [k for k in found if k is not None]
+    if equal == sorted(equal) or 2 * len(equal) < len(found):
+        return None
+    others = iter(sorted(set(range(len(found))) - set(equal)))
+    order = [next(others) if k is None else k for k in found]
     first = next(k for k, place in enumerate(order) if k != place)
     start, stop = parts[0][first].start, parts[0][first].stop
-    evidence = f"the same {len(order)} turns, in another order: train's turns " + ", ".join(
+    evidence = f"{len(equal)} of {len(order)} turns are equal, in another order: train's turns " + ", ".join(
         str(k + 1) for k in order[:8]
     )
     shown = f"turn {first + 1}", f"turn {order.index(first) + 1} of rollout"
