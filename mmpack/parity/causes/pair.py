@@ -252,9 +252,10 @@ class Pair:
 
     @cached_property
     def other_numbers(self) -> bool:
-        """Whether pictures are numbered in the text on one side, and on the other aren't, by their settings."""
+        """Whether numbers of pictures in the text differ: by a setting, or since one side has fewer."""
         one, two = (side.setting("image", "use_image_id") for side in self.sides)
-        return None not in (one, two) and one != two
+        fewer = len(self.left.viewed) != len(self.right.viewed)
+        return fewer or (None not in (one, two) and one != two)
 
     @cached_property
     def recut(self) -> bool:
