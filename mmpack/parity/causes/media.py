@@ -142,7 +142,9 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
             medium = side.sample.media[lost[0]]
             names = ", ".join(f"media[{i}]" for i in lost[:4])
             picture = described(medium)
-            opened = side.start_of(lost[0])
+            opened = side.start_of(lost[0]) or 0
+            if view_of(medium) and side.family.views:
+                opened = side.number_before(opened) + 1
             yield Hit(
                 cause="dropped_image",
                 field="media",
@@ -150,7 +152,7 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
                 left=picture if k == 0 else "no such medium",
                 right="no such medium" if k == 0 else picture,
                 index=lost[0],
-                at=max((opened or 0) - 1, 0),  # with the token that opens the medium
+                at=max(opened - 1, 0),  # with the token that opens the medium
             )
 
 
