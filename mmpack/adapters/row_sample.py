@@ -53,7 +53,9 @@ def row_sample(
         fields |= {"processor": settings, "processor_fingerprint": fingerprint(settings)}
         if scored.any():
             written = ids[scored].tolist()
-            metadata[RESPONSE_TEXT_KEY] = response_hash(processor.tokenizer.decode(written), written)
+            metadata[RESPONSE_TEXT_KEY] = response_hash(
+                processor.tokenizer.decode(written), written
+            )
     loss = [LossSpan(a, b, turn=k) for k, (a, b) in enumerate(true_runs(scored))]
     observed = true_runs(later & ~scored)
     return Sample(

@@ -14,11 +14,11 @@ import numpy as np
 
 from mmpack.families import get_family
 from mmpack.layout.runs import true_runs
+from mmpack.parity.causes.turns import TELLING
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import covered
 
 MOST = 2**14
-TELLING = 16  # ids of a response that two samples don't share by chance
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,16 @@ class Seen:
                 if len(parts) < 2 or (own is not None and sample_id not in parts):
                     continue
                 named = ", ".join(f"{p!r:.60}" for p in parts[:4])
-                evidence = f"{side}'s {sample_id!r:.60} holds {len(parts)} turns that {other} has as samples of their own: {named}"
+                evidence = (
+                    f"{side}'s {sample_id!r:.60} holds {len(parts)} turns that {other} has as samples of "
+                    f"their own: {named}"
+                )
                 shown = (f"{len(parts)} turns in one sample", "a sample for each turn")
                 for name in (sample_id, *parts):
-                    yield name, Across("merged_turns", evidence, *(shown if whole == 0 else shown[::-1]))
+                    yield (
+                        name,
+                        Across("merged_turns", evidence, *(shown if whole == 0 else shown[::-1])),
+                    )
 
 
 def _other_text(left: _Digests, right: _Digests) -> bool:
@@ -154,7 +160,9 @@ def _digests(sample: Sample | None) -> _Digests | None:
         prompt=_digest(text[: runs[0][0]] if runs else text),
         response=_digest(text[loss]),
         length=int(loss.sum()),
-        media=hashlib.blake2b(" ".join(map(str, contents)).encode(), digest_size=12).digest() if known else None,
+        media=hashlib.blake2b(" ".join(map(str, contents)).encode(), digest_size=12).digest()
+        if known
+        else None,
         turns=tuple(_digest(text[:stop]) for _, stop in runs) if len(runs) > 1 else (),
     )
 

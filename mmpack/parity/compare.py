@@ -70,7 +70,7 @@ def compare(
         require: fields that must have been compared in every sample for the report to be ok
             (`media.content_hash` names a part of one).
         decode: ids -> text, to distinguish a response that was encoded again from another response; without it
-            `metadata.response_text_sha256` of both sides is used.
+            `metadata.response_text_sha256` of both sides is used, where it is of the ids that the side has.
         max_findings: how many findings the report keeps, and how many samples without a partner; all are counted.
 
     Returns: a ParityReport.

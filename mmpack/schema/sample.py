@@ -39,7 +39,8 @@ SCHEMA_VERSION = "2"
 VERSIONS = ("1", "2")  # that are read and written
 # what the engine did, to be replayed: fields that version 1 does not have
 REPLAY = ("kept_ids", "teachers", "routed_experts")
-# in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
+# in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once, and
+# /<16 hex> of their ids (`layout.fingerprint.response_hash`)
 RESPONSE_TEXT_KEY = "response_text_sha256"
 COORDINATE_SYSTEMS = ("absolute_pixels", "normalized_1", "normalized_1000")
 FINISH_REASONS = ("stop", "length", "tool", "abort")

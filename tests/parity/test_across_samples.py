@@ -47,7 +47,12 @@ def both(tmp_path, left, right):
 
 @pytest.mark.parametrize(
     "order",
-    [[11, *range(11)], [1, 0, *range(2, 12)], [*range(1, 12), 0], [5, 3, 8, 1, 0, 2, 4, 11, 7, 6, 9, 10]],
+    [
+        [11, *range(11)],
+        [1, 0, *range(2, 12)],
+        [*range(1, 12), 0],
+        [5, 3, 8, 1, 0, 2, 4, 11, 7, 6, 9, 10],
+    ],
 )
 def test_samples_shifted_or_permuted(tmp_path, order):
     left = rollout()

@@ -110,7 +110,10 @@ def test_sound_among_frames_or_apart(family, frames):
 def test_rows_without_the_ids_between_them(spans):
     parts = [("text", [5, 6]), ("image", (1, 8, 6), "a"), ("text", [8]), ("response", [20, 21], 0)]
     left = make_sample(parts, family="mistral3")
-    right, kept = copy.deepcopy(left), left.input_ids != mp.families.get_family("mistral3").row_end_id
+    right, kept = (
+        copy.deepcopy(left),
+        left.input_ids != mp.families.get_family("mistral3").row_end_id,
+    )
     place = np.cumsum([0, *kept])
     right.input_ids, right.position_ids, right.attention_mask = left.input_ids[kept], None, None
     for span in [*right.modality_spans, *right.loss_spans]:
@@ -138,14 +141,21 @@ def test_turns_exchanged():
     last = [START, 8, 41]
 
     def talk(*turns, response=(700, 703, END)):
-        parts = [("text", sum(turns, [])), ("image", (1, 4, 4), "a"), ("response", response, 0)]
+        parts = [
+            ("text", [i for turn in turns for i in turn]),
+            ("image", (1, 4, 4), "a"),
+            ("response", response, 0),
+        ]
         sample = make_sample(parts, finish_reason="stop")
         sample.processor = copy.deepcopy(episode().processor)
         return finish(sample)
 
     left = talk(first, second, last)
     assert causes(left, talk(second, first, last)) == {"turn_order"}
-    assert causes(left, talk(second, first, last, response=(700, 703))) == {"turn_order", "stop_token"}
+    assert causes(left, talk(second, first, last, response=(700, 703))) == {
+        "turn_order",
+        "stop_token",
+    }
     assert "turn_order" not in causes(left, talk(first, last))
     assert "turn_order" not in causes(left, talk(first, [*second[:2], 99, *second[3:]], last))
 
@@ -164,6 +174,22 @@ def test_pictures_and_answers_exchanged():
 
     assert causes(talk((0, 1)), talk((1, 0))) == {"turn_order"}
     assert causes(talk((0, 1)), talk((0, 1), ("A two.", "A one."))) == {"turn_order"}
+
+
+def test_short_answers_sampled_anew_are_exchanged_by_chance():
+    left, right = (
+        side(response=f"{a}.<|im_end|>", second=f"{b}.<|im_end|>") for a, b in ("AB", "BA")
+    )
+    assert causes(left, right) == {UNKNOWN}
+    one, two = (
+        "x and y are the two angles at the base, so x is 48.",
+        "y is what x is, and the third one is 84.",
+    )
+    left, right = (
+        side(response=ids_of(f"{a}<|im_end|>"), second=f"{b}<|im_end|>")
+        for a, b in ((one, two), (two, one))
+    )
+    assert causes(left, right) == {"turn_order"}
 
 
 # ---- responses -----------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from mmpack.parity.fixes import UNKNOWN
 
 
 def loss_hits(pair: Pair) -> list[Hit]:
-    """One hit for each cause: an edge off by one or two or text of others in the loss (loss_mask_shift), a turn that one
-    side leaves out (turn_without_loss), and the rest.
+    """One hit for each cause: an edge off by one or two, or text of others in the loss (loss_mask_shift); a turn that
+    one side leaves out (turn_without_loss); and the rest.
     """
     prefix, suffix = pair.common
     n, m = (len(tokens) for tokens in pair.text_tokens)
@@ -52,9 +52,7 @@ def _in_turn(pair: Pair) -> bool:
     return bool(both.any() and not both.all())
 
 
-def _reason(
-    pair: Pair, start: int, stop: int, offset: int, one_sided: bool
-) -> tuple[str, str]:
+def _reason(pair: Pair, start: int, stop: int, offset: int, one_sided: bool) -> tuple[str, str]:
     """Cause and evidence of text tokens [start, stop) of the rollout that are in only one loss mask.
 
     `one_sided`: no token is in the other mask alone, as those of a span that moved are.

@@ -59,7 +59,9 @@ def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, in
     """Pairs of indices of what is the same medium; None if one list can't be the other with some dropped."""
     groups = [_pictures(media) for media in (left, right)]
     if len(groups[0]) < len(left) or len(groups[1]) < len(right):
-        wholes = ([media[g[0]] for g in side] for media, side in zip((left, right), groups, strict=True))
+        wholes = (
+            [media[g[0]] for g in side] for media, side in zip((left, right), groups, strict=True)
+        )
         found = matched_media(*wholes)
         pairs = [(groups[0][i], groups[1][j]) for i, j in found or ()]
         # views that were cut otherwise have no partners, but for the whole picture
@@ -145,6 +147,9 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
             opened = side.start_of(lost[0]) or 0
             if view_of(medium) and side.family.views:
                 opened = side.number_before(opened) + 1
+            chunks = [s.start for s in side.sample.modality_spans if s.chunk is not None]
+            if medium.modality == "audio" and chunks:  # its mark stands before the video
+                opened = min(opened, chunks[0] - 1)
             yield Hit(
                 cause="dropped_image",
                 field="media",

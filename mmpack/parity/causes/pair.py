@@ -123,7 +123,7 @@ class Side:
 
     @cached_property
     def viewed(self) -> list[tuple[int, int]]:
-        """[start, stop) of each picture that is cut into views: from its first placeholder to the mark behind its last."""
+        """[start, stop) of each picture in views: from its first placeholder to the mark behind its last one."""
         out: list[tuple[int, int]] = []
         media = self.sample.media
         for start, stop, index in self.occurrences if self.family.views else ():
@@ -233,7 +233,7 @@ class Pair:
             if not same_runs or self.other_sound:
                 family, sound = side.family, side.family.audio
                 marks = [*family.starts, *family.ends]
-                marks += [sound.start_id, sound.end_id] if sound and self.other_sound else []
+                marks += [sound.start_id, sound.end_id] if sound else []
                 drop = drop | np.isin(side.ids, marks)
             for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True

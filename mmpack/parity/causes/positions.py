@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Fit:
 
 
 _OFFSET = "offset"
+MOST_OPTIONS = 64  # of seconds, video by video
 MOST_GAP = 2  # what is more may be another thing than a count behind a medium that is off by one
 # what makes the two sides record other seconds
 _SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
@@ -158,7 +159,8 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
     rates, seconds = _rates(pair, side), _seconds(pair, side)
     if side.family.tokens_per_second is None or not given["video_grid_thw"]:
         rates, seconds = rates[:1], [()]
-    halves = [tuple(s * k for s in seconds[0]) for k in (0.5, 2.0)]
+    each = [dict.fromkeys((s, s / 2, s * 2, 1.0)) for s in seconds[0]]
+    halves = list(islice(product(*each), MOST_OPTIONS))
     for options, gaps in ((seconds, False), (halves, False), (seconds, True)):
         if found := _fits_of(side, given, rates, options, seconds[0], gaps):
             return found
@@ -196,21 +198,23 @@ def _fits_of(
     return out
 
 
-def _gap(side: Side, more: np.ndarray) -> str:
-    """What `more` int [rows, L] shows: one number of positions behind each video, or each image; empty if not."""
-    if (more != more[0]).any():
+def _gap(side: Side, by: np.ndarray) -> str:
+    """What `by` int [rows, L] shows: one number of positions behind videos, images or both; empty for all else."""
+    if (by != by[0]).any():
         return ""
-    gained = np.diff(more[0])
+    gained = np.diff(by[0])
     media = side.sample.media
     kinds = [(o.stop, media[o.media_index].modality) for o in side.occurrences]
     for modality in ("video", "image", "medium"):
         stops = [stop for stop, kind in kinds if modality in (kind, "medium")]
         for behind in (0, 1):  # the id that closes it has the place by the rule, or not
-            at = np.array([stop + behind - 1 for stop in stops if stop + behind - 1 < len(gained)])
-            if len(at) and gained[at[0]] and np.abs(gained[at]).max() <= MOST_GAP:
-                same = (gained[at] == gained[at[0]]).all()
-                if same and np.count_nonzero(gained) == len(at):
-                    return f"{gained[at[0]]:+d} behind each {modality}"
+            at = [stop + behind - 1 for stop in stops if stop + behind - 1 < len(gained)]
+            more = gained[at][gained[at] != 0]
+            if not len(more) or np.count_nonzero(gained) != len(more):
+                continue
+            if (more == more[0]).all() and abs(more[0]) <= MOST_GAP:
+                which = "each" if len(more) == len(at) else f"{len(more)} of {len(at)}"
+                return f"{more[0]:+d} behind {which} {modality}"
     return ""
 
 

@@ -106,7 +106,8 @@ def _rest(pair: Pair, cuts: TextCuts, decode: Decode | None, has_stop: bool) -> 
     if shorter is not None:
         return _cut_short(pair, cuts, shorter)
     if None in texts:
-        evidence = f"response ids differ, no text to compare: no metadata.{RESPONSE_TEXT_KEY} of both sides' ids; {_possible()}"
+        lacks = f"no metadata.{RESPONSE_TEXT_KEY} of both sides' ids"
+        evidence = f"response ids differ, no text to compare: {lacks}; {_possible()}"
     elif texts[0] != texts[1] and decode:
         evidence = ANOTHER
     elif texts[0] != texts[1]:

@@ -12,7 +12,15 @@ from mmpack.parity.values import same_value
 AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
-    *("height", "width", "max_height", "max_width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
+    *(
+        "height",
+        "width",
+        "max_height",
+        "max_width",
+        "crop_to_patches",
+        "min_patches",
+        "max_patches",
+    ),  # of tiles
     *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
     "pan_and_scan_min_ratio_to_activate",
 )

@@ -13,6 +13,8 @@ import numpy as np
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.schema.sample import Sample
 
+TELLING = 16  # ids of a response that two don't share by chance
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -75,12 +77,16 @@ def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
     equal = [k for k in found if k is not None]
     if equal == sorted(equal) or 2 * len(equal) < len(found):
         return None
+    moved = [k for place, k in zip(sorted(equal), equal, strict=True) if k != place]
+    if all(parts[1][k].sampled and len(parts[1][k].text) < TELLING for k in moved):
+        return None  # short answers that were sampled anew are exchanged by chance
     others = iter(sorted(set(range(len(found))) - set(equal)))
     order = [next(others) if k is None else k for k in found]
     first = next(k for k, place in enumerate(order) if k != place)
     start, stop = parts[0][first].start, parts[0][first].stop
-    evidence = f"{len(equal)} of {len(order)} turns are equal, in another order: train's turns " + ", ".join(
-        str(k + 1) for k in order[:8]
+    evidence = (
+        f"{len(equal)} of {len(order)} turns are equal, in another order: train's turns "
+        + ", ".join(str(k + 1) for k in order[:8])
     )
     shown = f"turn {first + 1}", f"turn {order.index(first) + 1} of rollout"
     hit = Hit(
@@ -94,8 +100,8 @@ def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
         at=start,
     )
     right = _reordered(pair.right.sample, parts[1], order)
-    moved = [k for k, m in enumerate(pair.right.sample.media) if m is not right.media[k]]
-    of_media = [replace(hit, field="media", index=k, span=None) for k in moved[:1]]
+    media = [k for k, m in enumerate(pair.right.sample.media) if m is not right.media[k]]
+    of_media = [replace(hit, field="media", index=k, span=None) for k in media[:1]]
     return [hit, *of_media], Pair(pair.left.sample, right)
 
 
@@ -107,6 +113,7 @@ class _Part:
     end: int
     stop: int
     text: tuple[int, ...]
+    sampled: bool  # whether the policy wrote a part of it
 
 
 def _parts(side: Side) -> list[_Part]:
@@ -117,7 +124,8 @@ def _parts(side: Side) -> list[_Part]:
         end = turn.start + int(special[-1]) + 1 if len(special) > 1 else turn.stop
         inside = slice(turn.start, end)
         text = side.ids[inside][~side.placeholder[inside]]
-        out.append(_Part(turn.start, end, turn.stop, tuple(text.tolist())))
+        sampled = bool(side.loss[inside].any())
+        out.append(_Part(turn.start, end, turn.stop, tuple(text.tolist()), sampled))
     return out
 
 
@@ -131,7 +139,9 @@ def _reordered(sample: Sample, parts: list[_Part], order: list[int]) -> Sample:
         spans[name], at = [], 0
         for start, stop in pieces:
             spans[name] += [
-                replace(s, start=max(s.start, start) - start + at, stop=min(s.stop, stop) - start + at)
+                replace(
+                    s, start=max(s.start, start) - start + at, stop=min(s.stop, stop) - start + at
+                )
                 for s in getattr(sample, name) or []
                 if s.start < stop and s.stop > start
             ]

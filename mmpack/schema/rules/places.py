@@ -57,7 +57,7 @@ def place_faults(
 
 
 def _are_fractions(values: np.ndarray) -> np.ndarray:
-    """Whether numbers [..., n] lie between 0 and 1 and are not all whole: of a side, not of its pixels or thousandths."""
+    """Whether numbers [..., n] lie between 0 and 1 and are not all whole: parts of a side, not its pixels."""
     inside = ((values >= 0) & (values <= 1)).all(axis=-1)
     return np.asarray(inside & (values != np.floor(values)).any(axis=-1))
 

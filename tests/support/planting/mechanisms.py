@@ -298,7 +298,8 @@ def rewritten_response(left: Spec, right: Spec) -> None:
 def turn_order(left: Spec, right: Spec) -> None:
     asked, told = [START, 8, 21, END], [START, 9, 22, END]
     left.system, right.system = (
-        [*first, *second, START, 7, *left.system] for first, second in ((asked, told), (told, asked))
+        [*first, *second, START, 7, *left.system]
+        for first, second in ((asked, told), (told, asked))
     )
 
 
