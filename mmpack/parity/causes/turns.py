@@ -134,7 +134,7 @@ def _reordered(sample: Sample, parts: list[_Part], order: list[int]) -> Sample:
     pieces = [(0, parts[0].start)]
     for slot, k in zip(parts, order, strict=True):
         pieces += [(parts[k].start, parts[k].end), (slot.end, slot.stop)]
-    spans: dict[str, list[Any]] = {}
+    spans: dict[str, Any] = {}
     for name in ("modality_spans", "loss_spans", "observation_spans"):
         spans[name], at = [], 0
         for start, stop in pieces:
