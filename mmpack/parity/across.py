@@ -21,13 +21,14 @@ from mmpack.schema.spans import covered
 MOST = 2**14
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Digests:
     text: bytes
     prompt: bytes
     response: bytes
     length: int  # of the response
     media: bytes | None  # None: a content is not known, or there are no media
+    files: bytes | None
     turns: tuple[bytes, ...]  # of the text up to the end of each response
 
 
@@ -138,7 +139,8 @@ def _other_response(left: _Digests, right: _Digests) -> bool:
 
 
 def _other_media(left: _Digests, right: _Digests) -> bool:
-    return left.text == right.text
+    one_file = left.files is not None and left.files == right.files  # decoded otherwise
+    return left.text == right.text and not one_file
 
 
 def _telling(left: _Digests, right: _Digests) -> bool:
@@ -153,19 +155,25 @@ def _digests(sample: Sample | None) -> _Digests | None:
     text = sample.input_ids[kept]
     loss = covered(sample.loss_spans, len(sample))[kept]
     runs = true_runs(loss)
-    contents = [m.content_hash for m in sample.media]
-    known = contents and all(contents)
     return _Digests(
         text=_digest(text),
         prompt=_digest(text[: runs[0][0]] if runs else text),
         response=_digest(text[loss]),
         length=int(loss.sum()),
-        media=hashlib.blake2b(" ".join(map(str, contents)).encode(), digest_size=12).digest()
-        if known
-        else None,
+        media=_named([m.content_hash for m in sample.media]),
+        files=_named([m.file_hash for m in sample.media]),
         turns=tuple(_digest(text[:stop]) for _, stop in runs) if len(runs) > 1 else (),
     )
 
 
 def _digest(ids: np.ndarray) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(ids, "<i8").data, digest_size=12).digest()
+
+
+def _named(hashes: list[str | None]) -> bytes | None:
+    known = bool(hashes) and all(hashes)
+    return (
+        hashlib.blake2b(" ".join(map(str, hashes)).encode(), digest_size=12).digest()
+        if known
+        else None
+    )

@@ -271,7 +271,7 @@ class _Tally:
         self.missing = {"rollout": 0, "train": 0}
         self.seen = Seen()
         # of each sample of `seen`: number of findings, their causes, and those that settings show
-        self.alone: dict[str, tuple[int, set[str], list[Finding]]] = {}
+        self.alone: dict[str, tuple[int, tuple[str, ...], tuple[Finding, ...]]] = {}
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
@@ -338,8 +338,9 @@ class _Tally:
         self, sample_id: str, findings: list[Finding], left: Sample | None, right: Sample | None
     ) -> None:
         if self.seen.add(sample_id, left, right):
-            of_settings = [f for f in findings if f.field in _OF_SETTINGS]
-            self.alone[sample_id] = len(findings), {f.cause for f in findings}, of_settings
+            of_settings = tuple(f for f in findings if f.field in _OF_SETTINGS)
+            causes = tuple({f.cause for f in findings})
+            self.alone[sample_id] = len(findings), causes, of_settings
 
     def _across(self) -> None:
         """Put what several samples show in place of what was found in each of them alone."""
