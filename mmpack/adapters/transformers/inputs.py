@@ -28,6 +28,8 @@ from mmpack.adapters.transformers.media_inputs import (
     inputs_without_media,
     pixel_inputs,
 )
+from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
+from mmpack.adapters.transformers.rope import lengths_of, rope_rules, take_lengths
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
@@ -149,6 +151,9 @@ def inputs_of(
     inputs[key] = getattr(batch, key)
     if attached and batch.visible_from is not None:
         inputs["visible_from"] = batch.visible_from
+    if rules := rope_rules(model):
+        take_lengths(model)
+        inputs[ROPE_LENGTHS] = lengths_of(batch, rules, "model_inputs")[:, own]
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
         if has_linear_attention(model):
@@ -183,7 +188,9 @@ def inputs_of(
         if any(m.modality == "audio" for m in batch.media):
             make = functools.partial(heard_inputs, batch, model, ids)
     if not attached:
-        if make is None and KEYWORD not in inputs:  # any model of the family may take these
+        if (
+            make is None and not {KEYWORD, ROPE_LENGTHS} & inputs.keys()
+        ):  # any model of the family may take these
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
     return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}

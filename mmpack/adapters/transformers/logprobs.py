@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from mmpack.adapters.transformers.head_shards import layouts_of
-from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, reader, uncapped
+from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, read_in_forward, reader
 from mmpack.adapters.transformers.inputs import inputs_of
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.ulysses.split import RowSplit
-from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import check_flag
 from mmpack.packing.batch import Batch
 
@@ -97,20 +93,7 @@ def packed_logprobs(
     own = batch if split is None else split.own_loss(batch)
     inputs = inputs_of(batch, model, vision, features, max_patches, split)
     read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
-    if not (is_parallel(model) or is_sharded(whole)):
-        return _gathered(read(whole.model(**inputs).last_hidden_state), split)
-
-    def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
-        values = read(hidden)
-        both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
-        return torch.complex(*both)
-
-    # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole only in it. Complex
-    # numbers pass as they are; real ones are cast to a policy's output_dtype.
-    with forward_of(head, read_as_logits), uncapped(whole):
-        values = model(**inputs).logits
-    logprobs = values.real.contiguous()
-    return _gathered((logprobs, values.imag.contiguous()) if entropy else logprobs, split)
+    return _gathered(read_in_forward(model, whole, head, read, inputs), split)
 
 
 def _gathered(values: Values, split: RowSplit | None) -> Values:
@@ -121,21 +104,3 @@ def _gathered(values: Values, split: RowSplit | None) -> Values:
         return split.gather(values)
     logprobs, entropies = split.gather(torch.stack(values, dim=1)).unbind(1)
     return logprobs.contiguous(), entropies.contiguous()
-
-
-@contextlib.contextmanager
-def forward_of(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward within the block, without the layout that tensor parallel gives to what a forward returns.
-
-    The module may have a forward of its own already, as accelerate's hooks and transformers' `tp_plan` set it.
-    """
-    own, hooks = vars(module).get("forward"), module._forward_hooks
-    module.forward = forward
-    module._forward_hooks = OrderedDict((k, h) for k, h in hooks.items() if not layouts_of(h))
-    try:
-        yield
-    finally:
-        module._forward_hooks = hooks
-        del module.forward
-        if own is not None:
-            module.forward = own
