@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
+from mmpack.adapters.transformers.guards import IGNORED
 from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.media_inputs import pixel_inputs
 from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
@@ -22,8 +23,6 @@ from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import PaddedBatch, pad
 from mmpack.schema.sample import Sample
-
-IGNORED = -100  # transformers' label of a token that is not scored
 
 
 class SampleCollator:

@@ -16,7 +16,7 @@ from mmpack.adapters.transformers.attention import (
     is_attached,
     open_ids_in_forward,
 )
-from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
+from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers, take_labels_of
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import (
     has_linear_attention,
@@ -98,9 +98,11 @@ def model_inputs(
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
     and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
-    features, or pixels and grids, with routes `routed_experts`.
+    features, or pixels and grids, with routes `routed_experts`, with RoPE that depends on length `rope_lengths`. Don't
+    add `labels`, which transformers' loss shifts by a row: beside a pack of shared prefixes the forward refuses them,
+    beside another one where a sample's first label is not -100.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
-    for missing pixels; ArgumentError for other options, or for what is no batch.
+    for missing pixels; ArgumentError for other options, for what is no batch, and for rows changed since.
     """
     split = row_split(batch, model, sequence_group, "model_inputs")
     return inputs_of(batch, model, vision, features, max_patches, split)
@@ -121,8 +123,9 @@ def inputs_of(
         raise ArgumentError(
             f"model_inputs: {type(batch).__name__} is not a batch. Fix: pass what mp.pack returned"
         )
-    joined = is_parallel(model)
+    joined, outermost = is_parallel(model), model
     model = unwrap(model, "model_inputs")
+    take_labels_of(outermost, model, *([outermost.module] if joined else []))
     family = family_of_config(model.config)
     refuse_old_transformers(family, "model_inputs")
     refuse_other_batch(batch, model, "model_inputs", not isinstance(features, SummedFeatures))
@@ -193,12 +196,13 @@ def inputs_of(
         ):  # any model of the family may take these
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
-    return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
+    return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict, batch)}
 
 
 def refuse_other_batch(batch: Batch, model: Any, what: str, pixels: bool = True) -> None:
     """Raise, as `what`, for a batch of another model: ids, media and, unless they are not read, pixels."""
     family = family_of_config(model.config)
+    batch.check_unchanged()
     _refuse_other_ids(batch, model.config, family, what)
     _refuse_other_media(batch, model.config, family, what, pixels)
 
