@@ -43,7 +43,12 @@ from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.ulysses.media import split_inputs
 from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
 from mmpack.adapters.transformers.ulysses.split import RowSplit
-from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.adapters.transformers.unwrap import (
+    is_parallel,
+    is_sharded,
+    unwrap,
+    warn_of_wrapper,
+)
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.errors import (
@@ -83,7 +88,8 @@ def model_inputs(
 
     Args:
         batch: packed or padded; its media must have pixels.
-        model: a transformers model, or PEFT's or DDP's wrapper of one.
+        model: a transformers model, or PEFT's or DDP's wrapper of one. Pass the outermost wrapper: `ddp.module` trains
+            without reducing gradients, which warns.
         vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
             "auto": where FSDP2 or ZeRO-3 shards a tower, it runs as often as `batch.tower_runs` says (`PackLoader` and
             `in_step` set it), and once if that is None. Before transformers 5.19 a batch without media can't run it:
@@ -125,6 +131,7 @@ def inputs_of(
         )
     joined, outermost = is_parallel(model), model
     model = unwrap(model, "model_inputs")
+    warn_of_wrapper(outermost, model, "model_inputs")
     take_labels_of(outermost, model, *([outermost.module] if joined else []))
     family = family_of_config(model.config)
     refuse_old_transformers(family, "model_inputs")

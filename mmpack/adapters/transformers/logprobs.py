@@ -66,10 +66,12 @@ def packed_logprobs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
-    A model in DistributedDataParallel or DeepSpeed, or sharded by FSDP2 or tensor parallel, runs in its own forward, so
-    that gradients are reduced. A head that `parallelize_module` or `tp_plan` split by vocabulary stays split.
-    A head that an adapter changed (LoRA, DoRA), or whose logits are capped (Gemma 4), makes logits, of 1,024 loss
-    tokens at a time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
+    Pass the outermost wrapper, DistributedDataParallel or DeepSpeed's engine: `ddp.module` trains without reducing
+    gradients, which warns. The model's whole forward runs, with its hooks and what was put in its place (accelerate's
+    autocast); one that changes the logits which its head makes is refused. A head that `parallelize_module` or
+    `tp_plan` split by vocabulary stays split. A head that an adapter changed (LoRA, DoRA), with a forward hook or a
+    forward put in the place of its own, or whose logits are capped (Gemma 4), makes logits, of 1,024 loss tokens at a
+    time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
     of one layer, however many there are.
 
     Args:
