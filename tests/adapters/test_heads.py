@@ -285,6 +285,14 @@ def test_a_forward_that_changes_its_logits(put, inference):
                 passed(model, batch)
 
 
+def test_a_cached_prefix_runs_no_forward_of_its_own():
+    model, (sample,) = smallest_qwen2_5_vl(), mixed_batch("qwen2_5_vl")[-1:]
+    with_forward(model, scaled_logits)
+    index = PrefixIndex(2**20, bytes_per_token=kv_bytes_per_token(model))
+    with pytest.raises(ModelError, match="the model's forward was changed"):
+        prefix_logprobs(model, sample, index, RowStore(index.num_rows))
+
+
 def test_a_forward_that_leaves_out_its_head():
     class Own(type(smallest_qwen2_5_vl())):
         def forward(self, **inputs):

@@ -32,7 +32,7 @@ from mmpack.packing.batch import Batch
 CHUNK = 1024  # loss tokens whose logits exist at once
 Values = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # whose hooks and forwards say nothing of logits: they gather weights, move them, lay outputs out
-FRAMEWORKS = ("torch.", "transformers.", "accelerate.", "deepspeed.")
+FRAMEWORKS = ("torch.", "transformers.", "accelerate.", "deepspeed.", "mmpack.")
 
 
 def head_of(whole: Any) -> Any:
@@ -148,6 +148,13 @@ def forward_of(module: Any, forward: Callable[..., Any], inner: bool = True) -> 
         delattr(module, name)
         if own is not None:
             setattr(module, name, own)
+
+
+def has_own_forward(module: Any) -> bool:
+    """Whether a module's forward is its class's, or a framework's, and no hook of somebody's own is on its output."""
+    return not _own_hooks(module) and all(
+        map(_is_framework, (module.forward, type(module).forward))
+    )
 
 
 def read_by_weight(head: Any) -> bool:

@@ -20,7 +20,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mmpack.adapters.transformers.attention import attach, head_dim_of, is_attached
-from mmpack.adapters.transformers.heads import head_of, logit_cap, read_hidden, reader
+from mmpack.adapters.transformers.heads import (
+    has_own_forward,
+    head_of,
+    logit_cap,
+    read_hidden,
+    reader,
+)
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.rope import rope_rules
@@ -187,6 +193,11 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
         )
     if is_sharded(whole):
         raise ModelError("prefix_logprobs: the model is sharded. Fix: pass an unsharded copy")
+    if not (has_own_forward(whole) and has_own_forward(whole.model)):
+        raise ModelError(
+            "prefix_logprobs: the model's forward was changed, or a hook is on its output, and only the text model and "
+            "the head are run. Fix: use packed_logprobs, which runs all of it"
+        )
     _full_attention(whole, "prefix_logprobs")
     _refuse_random(Tower((whole,)), "prefix_logprobs")
 
