@@ -73,7 +73,7 @@ def test_labels_beside_shared_rows(wrapped):
         inputs, labels = model_inputs(batch, model), torch.full_like(batch.input_ids, -100)
         labels[batch.loss_rows.long() + 1] = batch.loss_targets
         loss = model(**inputs, labels=labels[None]).loss
-        assert abs(float(loss + packed_logprobs(model, batch).mean())) <= 1e-5
+        assert abs((loss + packed_logprobs(model, batch).mean()).item()) <= 1e-5
         labels[batch.cu_seqlens[1]] = 7
         with pytest.raises(ModelError, match=r"a sample's first label is not -100"):
             model(**inputs, labels=labels[None])

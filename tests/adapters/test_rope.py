@@ -35,7 +35,7 @@ def model_of(family, kind):
     kit = get_kit(family)
     if not kit.available:
         pytest.skip(f"this transformers has no model of {family}")
-    config = kit.model_config(narrow=True)
+    config = copy.deepcopy(kit.model_config(narrow=True))  # the kit holds parts of it
     text = config.get_text_config()
     layered = text.rope_parameters.get("full_attention")
     given = layered or text.rope_parameters
