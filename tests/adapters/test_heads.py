@@ -194,16 +194,21 @@ ON_HEADS = {
     "a hook with keywords": lambda h: h.register_forward_hook(
         lambda m, args, kwargs, out: out * 3, with_kwargs=True
     ),
+    "a hook on [B, T, V]": lambda h: h.register_forward_hook(
+        lambda m, args, out: out.index_fill(2, torch.tensor([3, 5]), -50.0)
+    ),
     "a hook that reads": lambda h: h.register_forward_hook(lambda m, args, out: None),
     "two hooks": lambda h: [h.register_forward_hook(scaled) for _ in range(2)],
     "a forward of its own": lambda h: with_forward(h, lambda own, x: own(x) * 3),
     "a parametrization": lambda h: parametrize.register_parametrization(h, "weight", Doubled()),
+    "compiled": lambda h: h.compile(backend="eager"),
     "weight norm": lambda h: torch.nn.utils.weight_norm(h),
     "accelerate's hook": by_accelerate,
     "a hook through accelerate": scaled_by_accelerate,
 }
 # the same of the whole model
 ON_MODELS = {
+    "compiled": lambda m: m.compile(backend="eager"),
     "autocast": lambda m: with_forward(m, in_bfloat16),
     "a hook that reads": lambda m: m.register_forward_hook(lambda m, args, out: None),
     "other embeddings": lambda m: m.get_input_embeddings().register_forward_hook(scaled),

@@ -165,6 +165,19 @@ def test_a_sample_that_ends_within_another():
         packed_logprobs(model, mp.pack([short, long], share_prefix=True))
 
 
+def test_frequencies_that_have_grown():
+    """transformers keeps those of the longest sample so far for all that are longer than the limit."""
+    model = model_of("mistral3", "dynamic")
+    (sample,) = samples_of("mistral3", [30])
+    wanted = alone(model, sample)
+    with torch.no_grad():
+        model(input_ids=torch.arange(200)[None])
+        assert (alone(model, sample) - wanted).abs().max() > 1e-3
+        assert (packed_logprobs(model, mp.pad([sample])) - wanted).abs().max() <= 2e-5
+        with attach(model):
+            assert (packed_logprobs(model, mp.pack([sample])) - wanted).abs().max() <= 2e-5
+
+
 @pytest.mark.parametrize("padding", [None, "left"])
 def test_the_collator(padding):
     model = model_of("mistral3", "dynamic")

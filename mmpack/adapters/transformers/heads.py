@@ -52,17 +52,19 @@ def logit_cap(whole: Any) -> float | None:
 
 
 def logits_by(head: Any, cap: float | None) -> Callable[[Any], torch.Tensor]:
-    """Hidden states -> logits: by the head's forward as it is now, its hooks, and the cap, as the model's forward does.
+    """Hidden states [n, H] -> logits: by the head's forward as it is now, hooks, and the cap, as the model's forward.
 
-    Without pre-hooks, which have run where `read_in_forward` and `read_hidden` hand hidden states over.
+    Forward and hooks get [1, n, …]. Without pre-hooks, which have run where `read_in_forward` and `read_hidden` hand hidden states over.
     """
     own, hooks = head.forward, _own_hooks(head)
 
     def logits_of(hidden: torch.Tensor) -> torch.Tensor:
-        out = own(hidden)
+        given = (hidden[None],)
+        out = own(*given)
         for hook, keywords in hooks:
-            made = hook(head, (hidden,), {}, out) if keywords else hook(head, (hidden,), out)
+            made = hook(head, given, {}, out) if keywords else hook(head, given, out)
             out = out if made is None else made
+        out = out[0]
         return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits_of
@@ -92,7 +94,7 @@ def read_in_forward(
         _refuse_changed(getattr(output, "logits", None), made)
 
     outermost = model.module if is_parallel(model) else model
-    with forward_of(head, read_as_logits, read_by_weight(head)), uncapped(whole):
+    with forward_of(head, read_as_logits, read_by_weight(head)), uncapped(whole), _eager(outermost):
         hook = outermost.register_forward_hook(check)
         try:
             values = model(**inputs).logits
@@ -142,12 +144,23 @@ def forward_of(module: Any, forward: Callable[..., Any], inner: bool = True) -> 
         (k, h) for k, h in hooks.items() if not (layouts_of(h) or h in foreign)
     )
     try:
-        yield
+        with _eager(module):
+            yield
     finally:
         module._forward_hooks = hooks
         delattr(module, name)
         if own is not None:
             setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def _eager(module: Any) -> Iterator[None]:
+    """The module's own call within the block, where `module.compile()` put another in its place."""
+    compiled, module._compiled_call_impl = module._compiled_call_impl, None
+    try:
+        yield
+    finally:
+        module._compiled_call_impl = compiled
 
 
 def has_own_forward(module: Any) -> bool:
