@@ -54,7 +54,7 @@ def logit_cap(whole: Any) -> float | None:
 def logits_by(head: Any, cap: float | None) -> Callable[[Any], torch.Tensor]:
     """Hidden states [n, H] -> logits: by the head's forward as it is now, hooks, and the cap, as the model's forward.
 
-    Forward and hooks get [1, n, …]. Without pre-hooks, which have run where `read_in_forward` and `read_hidden` hand hidden states over.
+    Forward and hooks get [1, n, …]. Without pre-hooks, which `read_in_forward` and `read_hidden` have run.
     """
     own, hooks = head.forward, _own_hooks(head)
 

@@ -144,13 +144,13 @@ class AttentionPlan:
                     "Fix: pass batch.attention_plan; after a change, call plan_attention(visible_until, "
                     "padding, visible_from)"
                 )
-        self.bind(**arrays)
+        self.bind(visible_until, visible_from, **rows)
 
     def bind(
         self,
         visible_until: torch.Tensor,
         visible_from: torch.Tensor | None = None,
-        **rows: torch.Tensor,
+        **rows: torch.Tensor | None,
     ) -> None:
         """Take these arrays for the plan's own, without reading them; `check` finds their changes from now on."""
         arrays = {"visible_until": visible_until, "visible_from": visible_from, **rows}
