@@ -634,6 +634,7 @@ def test_padding_in_ids_beside_other_causes():
     cut = episode(system=(START, 8, 11, 12), second=(710, 711))
     cut.finish_reason = left.finish_reason = "length"
     assert set(causes(left, around(cut, (PAD,) * 4, (PAD,) * 4))) == {"padding_in_ids", "truncated"}
+    left.finish_reason = "stop"
     stopless = episode(system=(START, 8, 11, 12), second=(710, 711, 712))
     assert set(causes(left, around(stopless, (), (PAD,) * 4))) == {"padding_in_ids", "stop_token"}
     scored = around(left, (), (PAD,) * 4)
