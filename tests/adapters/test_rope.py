@@ -6,6 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support.kits import get_kit
+from support.kits.base import spread_out
 from support.models import with_pixels
 from support.samples import make_sample
 
@@ -22,8 +24,6 @@ from mmpack.adapters.transformers.token_types import token_types
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.errors import ModelError
 from mmpack.families import get_family
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.base import spread_out
 
 pytestmark = pytest.mark.adapter
 LIMIT = 24
