@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
 import wave
 
+import av
 import numpy as np
 import pytest
 import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
+from mmpack.audio.whole import ogg_ends
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
@@ -88,6 +91,7 @@ HOSTILE = {
     "flac": b"fLaC" + b"\xff" * 99,
     "ogg": b"OggS" + b"\0" * 99,
     "mp3": b"ID3" + b"\xff" * 99,
+    "a video": b"\0\0\0\x18ftypisom" + bytes(99),
 }
 
 
@@ -109,10 +113,61 @@ def test_limits():
 
 
 def test_a_header_that_claims_more_allocates_what_is_there():
-    found, _ = decode(_wav(10**8, data=b"\1\0" * 500))
-    assert len(found) == 500
+    with pytest.raises(mp.AudioError, match="was cut: it lacks 199999000 bytes"):
+        decode(_wav(10**8, data=b"\1\0" * 500))
 
 
+def noise(rate: int = 44_100, seconds: float = 3) -> np.ndarray:
+    """Quiet first, so that a bitrate that varies rises."""
+    samples = 0.2 * np.random.default_rng(0).standard_normal(int(rate * seconds))
+    return samples * np.linspace(0, 1, len(samples)) ** 4
+
+
+@functools.cache
+def written(format: str, rate: int = 44_100, **options: str) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, noise(), rate, format=format, **options)
+    return file.getvalue()
+
+
+def without_xing(mp3: bytes) -> bytes:
+    """By FFmpeg's muxer, frame by frame as they are."""
+    file = io.BytesIO()
+    options = {"write_xing": "0", "id3v2_version": "0"}
+    with av.open(io.BytesIO(mp3)) as old, av.open(file, "w", format="mp3", options=options) as new:
+        stream = new.add_stream_from_template(old.streams.audio[0])
+        for packet in old.demux(audio=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                new.mux(packet)
+    return file.getvalue()
+
+
+WHOLE = {
+    "wav": lambda: written("WAV"),
+    "wav, 24 bits": lambda: written("WAVEX", subtype="PCM_24"),
+    "wav, 8 bits": lambda: written("WAV", subtype="PCM_U8"),
+    "wav, adpcm": lambda: written("WAV", subtype="MS_ADPCM"),
+    "rf64": lambda: written("RF64"),
+    "aiff": lambda: written("AIFF"),
+    "flac": lambda: written("FLAC"),
+    "vorbis": lambda: written("OGG"),
+    "opus": lambda: written("OGG", rate=48_000, subtype="OPUS"),
+    "mp3": lambda: written("MP3"),
+    "mp3, variable": lambda: written("MP3", bitrate_mode="VARIABLE"),
+    "mp3 without a count": lambda: without_xing(written("MP3", bitrate_mode="CONSTANT")),
+    "mp3 with tags": lambda: b"ID3\4\0\0\0\0\2\0" + bytes(256) + written("MP3"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_cut_is_named(name):
+    whole = WHOLE[name]()
+    assert abs(len(decode(whole)[0]) - len(noise())) < 3 * 1152  # of a codec's padding
+    for share in (0.1, 0.37, 0.5, 0.8, 0.99):
+        with pytest.raises(mp.AudioError, match="was cut|can't be read|holds no samples") as error:
+            decode(whole[: int(len(whole) * share)])
+        assert "\n" not in str(error.value) and "Fix: " in str(error.value)
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])
 def test_what_is_no_file(source):
     with pytest.raises(mp.ArgumentError, match="Fix: "):

@@ -169,12 +169,27 @@ def test_a_file_is_decoded_at_the_models_rate(processor, tmp_path):
         ((np.full(999, np.nan, np.float32), RATE), "are not finite"),
         ((noise(150), RATE), "too few for one token|refuses"),
         (noise(1000), "is not audio"),
+        ((32768 * noise(1000), RATE), "the samples reach .*, expected -1 to 1"),
     ],
 )
 def test_what_is_no_audio(processor, item, says):
     with pytest.raises(mp.ArgumentError, match=says) as error:
         processor.medium(item, kind="audio")
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
+
+
+def test_an_audio_beyond_the_extractors_window(hf, processor):
+    """Its window is 10 s. Qwen2.5-Omni's processor drops the rest, Qwen3-Omni's does not."""
+    window = hf.feature_extractor.n_samples
+    longer = (noise(4 * window), RATE)
+    made = by_transformers(hf, asked({"type": "audio"}), audio=[longer[0]])
+    if made["feature_attention_mask"].sum() * 160 == 4 * window:
+        assert processor.medium(longer).num_samples == 4 * window
+        return
+    for item in (longer, (noise(window + 1), RATE)):
+        with pytest.raises(mp.ArgumentError, match=r"s, and the feature extractor would drop all after 10 s"):
+            processor.medium(item)
+    assert processor.medium((noise(window), RATE)).num_samples == window
 
 
 def test_a_sound_without_a_video(processor):
