@@ -98,7 +98,8 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
     missing = what_is_missing(data, kind, frames, count // channels)
     if missing:
         raise AudioError(
-            f"{where} {missing}. Fix: pass the whole file; if this is all of it, write it anew with ffmpeg -i IN -c copy OUT"
+            f"{where} {missing}. Fix: pass the whole file; if this is all of it, "
+            "write it anew with ffmpeg -i IN -c copy OUT"
         )
     samples = np.concatenate(blocks).T
     if not np.isfinite(samples).all():

@@ -34,7 +34,11 @@ def what_is_missing(data: bytes, format: str, claimed: int, read: int) -> str | 
         return "was cut: its last page has no end-of-stream flag"
     if format not in ("OGG", "FLAC") and (count := _bytes_beyond(data)):
         return f"was cut: it lacks {count} bytes that its header counts"
-    return None if claimed in (0, read) else f"was cut: {read} of the {claimed} samples that its header counts can be read"
+    return (
+        None
+        if claimed in (0, read)
+        else f"was cut: {read} of the {claimed} samples in its header can be read"
+    )
 
 
 def ogg_ends(file: BinaryIO) -> bool:
@@ -94,7 +98,7 @@ def _mp3_lacks(data: bytes, read: int) -> str | None:
             continue
         frames, at = frames + 1, at + found.length
         end = at
-    if end > len(data) or 0 < len(data) - end < 4 and data[end] == 0xFF:
+    if end > len(data) or (0 < len(data) - end < 4 and data[end] == 0xFF):
         return "was cut: it ends within a frame"
     spare = first.samples
     if counted is not None:
@@ -103,8 +107,8 @@ def _mp3_lacks(data: bytes, read: int) -> str | None:
             return f"was cut: it has {frames} of the {counted} frames that its header counts"
     if read + spare < frames * first.samples:
         return (
-            f"can't be read whole: its frames hold {frames * first.samples} samples, {read} are read, because no header "
-            "counts its frames, or counts them wrong"
+            f"can't be read whole: its frames hold {frames * first.samples} samples, {read} are read, "
+            "because no header counts its frames, or counts them wrong"
         )
     return None
 

@@ -125,7 +125,8 @@ def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) ->
         seconds, heard = (n / audio.sampling_rate for n in (len(samples), most))
         raise ArgumentError(
             f"{where}: the audio has {seconds:g} s, and the feature extractor would drop all after {heard:g} s. "
-            "Fix: pass at most that much, to engine and trainer alike, or give both an extractor with a larger chunk_length"
+            "Fix: pass at most that much, to engine and trainer alike, "
+            "or give both an extractor with a larger chunk_length"
         )
     try:
         out = extractor(

@@ -89,9 +89,9 @@ def to_rgb(
         levels = np.asarray(image)
         if pixels.ndim != 3 or not np.array_equal(pixels[..., 0], levels):
             raise ArgumentError(
-                f"{where}: the picture has mode {image.mode} with grey levels from {levels.min():g} to {levels.max():g}, "
-                "and its conversion to RGB would clip or round them. Fix: scale it to 8 bits first, for engine and trainer "
-                "alike, such as Image.fromarray((np.asarray(image) / 257).astype(np.uint8)) for 16 bits"
+                f"{where}: the picture has mode {image.mode} with grey levels from {levels.min():g} to {levels.max():g}"
+                ", and its conversion to RGB would clip or round them. Fix: scale it to 8 bits first, for engine and "
+                "trainer alike, such as Image.fromarray((np.asarray(image) / 257).astype(np.uint8)) for 16 bits"
             )
     return pixels
 
@@ -116,7 +116,7 @@ def _opened(file: IO[bytes], where: str, error: type[MmpackError] = ArgumentErro
     if kind == "heic" or (kind == "avif" and "AVIF" not in readable):
         fix = "pip install 'pillow>=11.3'"
         if kind == "heic":
-            fix = "pass a PNG or JPEG, or with pillow-heif the Pillow image (register_heif_opener(), then Image.open(…))"
+            fix = "pass a PNG or JPEG, or with pillow-heif the Pillow image (register_heif_opener(), then Image.open)"
         raise error(f"{where} is {kind.upper()}, which this Pillow can't decode. Fix: {fix}")
     picture: Image = pillow.open(file, formats=readable)
     return picture

@@ -14,7 +14,6 @@ import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
-from mmpack.audio.whole import ogg_ends
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
@@ -165,9 +164,11 @@ def test_a_cut_is_named(name):
     whole = WHOLE[name]()
     assert abs(len(decode(whole)[0]) - len(noise())) < 3 * 1152  # of a codec's padding
     for share in (0.1, 0.37, 0.5, 0.8, 0.99):
-        with pytest.raises(mp.AudioError, match="was cut|can't be read|holds no samples") as error:
+        with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples") as error:
             decode(whole[: int(len(whole) * share)])
         assert "\n" not in str(error.value) and "Fix: " in str(error.value)
+
+
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])
 def test_what_is_no_file(source):
     with pytest.raises(mp.ArgumentError, match="Fix: "):

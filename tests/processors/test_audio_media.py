@@ -187,7 +187,9 @@ def test_an_audio_beyond_the_extractors_window(hf, processor):
         assert processor.medium(longer).num_samples == 4 * window
         return
     for item in (longer, (noise(window + 1), RATE)):
-        with pytest.raises(mp.ArgumentError, match=r"s, and the feature extractor would drop all after 10 s"):
+        with pytest.raises(
+            mp.ArgumentError, match=r"s, and the feature extractor would drop all after 10 s"
+        ):
             processor.medium(item)
     assert processor.medium((noise(window), RATE)).num_samples == window
 

@@ -168,7 +168,10 @@ def test_several_frames(processor, hf, tmp_path, kind):
     about = processor.medium(chosen).metadata["picture"]
     assert (about["frames"], about["frame"]) == (5, 3)
     pixels, _ = processor.rgb_pixels(chosen)
-    assert np.array_equal(pixels, np.asarray(chosen.convert("RGB"))) and abs(pixels[0, 0, 0] - 150.0) < 4
+    assert (
+        np.array_equal(pixels, np.asarray(chosen.convert("RGB")))
+        and abs(pixels[0, 0, 0] - 150.0) < 4
+    )
 
 
 def test_photos_with_a_second_picture(processor):
@@ -181,12 +184,16 @@ def test_photos_with_a_second_picture(processor):
     assert medium.size == (120, 90)
 
 
-@pytest.mark.parametrize("brands", [b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heic", b"hevc\0\0\0\0"])
+@pytest.mark.parametrize(
+    "brands", [b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heic", b"hevc\0\0\0\0"]
+)
 def test_heic_is_named(processor, brands):
     data = (8 + len(brands)).to_bytes(4) + b"ftyp" + brands + bytes(200)
     for kind in (None, "image"):
         refuses(processor, data, "is HEIC, .* Fix: pass a PNG or JPEG, or with pillow-heif", kind)
-    refuses(processor, data, """part of type video, but .* Fix: write {"type": "image", …}""", "video")
+    refuses(
+        processor, data, """part of type video, but .* Fix: write {"type": "image", …}""", "video"
+    )
 
 
 def test_a_pillow_without_avif(processor, monkeypatch):

@@ -32,7 +32,10 @@ AUDIO_PACKETS = 16  # per frame that is allowed
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 ASF = b"\x30\x26\xb2\x75"
 SYNC = 0x47  # begins each packet of MPEG-TS
-TS_PACKETS = ((0, 188), (4, 192))  # where it lies and the packet's bytes: plain, and with a time in front
+TS_PACKETS = (
+    (0, 188),
+    (4, 192),
+)  # where it lies and the packet's bytes: plain, and with a time in front
 
 
 def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
