@@ -14,6 +14,7 @@ import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
+from mmpack.audio.whole import ogg_ends
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
@@ -117,9 +118,9 @@ def test_a_header_that_claims_more_allocates_what_is_there():
 
 
 def noise(rate: int = 44_100, seconds: float = 3) -> np.ndarray:
-    """Quiet first, so that a bitrate that varies rises."""
+    """Loud first, so that a bitrate that varies falls."""
     samples = 0.2 * np.random.default_rng(0).standard_normal(int(rate * seconds))
-    return samples * np.linspace(0, 1, len(samples)) ** 4
+    return samples * np.linspace(1, 0, len(samples)) ** 4
 
 
 @functools.cache
@@ -153,8 +154,10 @@ WHOLE = {
     "vorbis": lambda: written("OGG"),
     "opus": lambda: written("OGG", rate=48_000, subtype="OPUS"),
     "mp3": lambda: written("MP3"),
-    "mp3, variable": lambda: written("MP3", bitrate_mode="VARIABLE"),
-    "mp3 without a count": lambda: without_xing(written("MP3", bitrate_mode="CONSTANT")),
+    "mp3, constant": lambda: written("MP3", bitrate_mode="CONSTANT", compression_level=0.5),
+    "mp3 without a count": lambda: without_xing(
+        written("MP3", bitrate_mode="CONSTANT", compression_level=0.5)
+    ),
     "mp3 with tags": lambda: b"ID3\4\0\0\0\0\2\0" + bytes(256) + written("MP3"),
 }
 
@@ -167,6 +170,66 @@ def test_a_cut_is_named(name):
         with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples") as error:
             decode(whole[: int(len(whole) * share)])
         assert "\n" not in str(error.value) and "Fix: " in str(error.value)
+
+
+def test_the_end_of_each_stream_of_an_ogg():
+    """FLAC, and VP8 that ends first."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="ogg", options={"page_duration": "200000"}) as out:
+        sound, video = out.add_stream("flac", rate=16_000, layout="mono"), out.add_stream("libvpx")
+        video.width = video.height = 32
+        for at in range(0, 64_000, 4_000):
+            samples = np.full((1, 4_000), at % 999, np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, "s16", "mono")
+            frame.sample_rate, frame.pts = 16_000, at
+            out.mux(sound.encode(frame))
+            if at < 8_000:
+                picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")
+                out.mux(video.encode(picture))
+        out.mux(video.encode())
+        out.mux(sound.encode())
+    whole = file.getvalue()
+    assert ogg_ends(io.BytesIO(whole)) and ogg_ends(io.BytesIO(whole + b"\0" * 99))
+    cuts = np.random.default_rng(0).integers(0, len(whole) - 1, 99).tolist()
+    assert not any(ogg_ends(io.BytesIO(whole[:at])) for at in [*cuts, len(whole) - 1])
+
+
+def test_an_mp3_of_which_libsndfile_reads_a_part():
+    """Its bitrate varies, and no header counts its frames; or the header counts those of the first of two files."""
+    variable = written("MP3", bitrate_mode="VARIABLE", compression_level=0.5)
+    said = r"can't be read whole: its frames hold \d+ samples, \d+ are read"
+    for data in (without_xing(variable), variable + variable):
+        with pytest.raises(mp.AudioError, match=said):
+            decode(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "tail"),
+    [("mp3", b"TAG" + b"x" * 125), ("mp3", bytes(999)), ("wav", b"LIST\xff\0\0\0")],
+)
+def test_what_follows_the_samples_is_not_counted(name, tail):
+    whole = WHOLE[name]()
+    assert np.array_equal(decode(whole + tail)[0], decode(whole)[0])
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_that_was_streamed_counts_nothing(size):
+    whole = as_wav(sine(16_000), 16_000)
+    assert len(decode(whole[:40] + struct.pack("<I", size) + whole[44:])[0]) == 8_000
+
+
+def test_a_flac_that_was_streamed():
+    whole = bytearray(written("FLAC"))
+    whole[21] &= 0xF0  # STREAMINFO's number of samples, 36 bits
+    whole[22:26] = bytes(4)
+    assert np.array_equal(decode(bytes(whole))[0], decode(written("FLAC"))[0])
+    with pytest.raises(mp.AudioError, match="can't be read"):
+        decode(bytes(whole[: len(whole) // 2]))
+
+
+def test_formats_that_are_not_checked_are_not_read():
+    with pytest.raises(mp.AudioError, match="is AU, which is not read"):
+        decode(written("AU"))
 
 
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])
