@@ -12,20 +12,10 @@ from typing import Annotated, Any
 
 import typer
 from typer import completion
-from typer.core import TyperGroup
 
 from mmpack._version import __version__
 
 COMPLETE = "_MMPACK_COMPLETE"
-
-
-class Commands(TyperGroup):
-    """Subcommands, some with names of two words."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if " ".join(args[:2]) in self.commands:
-            args = [" ".join(args[:2]), *args[2:]]
-        return super().resolve_command(ctx, args)
 
 
 class Shell(StrEnum):

@@ -36,6 +36,7 @@ from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
 from mmpack.parity.replay import REPLAYED
 from mmpack.parity.report import Finding, ParityReport
+from mmpack.parity.sampling import sampling_hit
 from mmpack.progress import progress
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader
@@ -145,7 +146,7 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     hits = hits_of(pair, decode)
     hits += rule_hits(pair, broken, hits)
     if "sampling" in fields:
-        hits.append(_logprob_kind(left, right))
+        hits.append(sampling_hit(left.sampling, right.sampling))
     findings: list[Finding] = []
     named: set[tuple[str, Any]] = set()
     for field in fields:
@@ -202,12 +203,6 @@ def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
     return max(before, key=lambda hit: (hit.at or 0, -_rank(hit)), default=None)
 
 
-def _logprob_kind(left: Sample, right: Sample) -> Hit:
-    shown = difference("sampling", left, right)
-    evidence = f"sampling.{shown.left} in rollout, {shown.right} in train"
-    return Hit("logprob_kind", "sampling", evidence, shown.left, shown.right)
-
-
 def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str = "") -> Finding:
     return Finding(
         sample_id=sample.sample_id,
@@ -218,7 +213,7 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str 
         right=shown.right,
         cause=hit.cause if hit else UNKNOWN,
         evidence=hit.evidence if hit else "nothing recorded says why",
-        fix=fix,
+        fix=(hit.fix if hit else "") or fix,
         frames=hit.frames if hit else None,
     )
 
@@ -329,7 +324,9 @@ class _Tally:
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
         lacks = self._not_compared(require)
-        lacking = {name for name, who in self.lacking if who not in ("no_effect", "note")}
+        lacking = {
+            name for name, who in self.lacking if who not in ("no_effect", "note", "rendered")
+        }
         lacking |= {name.partition(".")[0] for name in lacking if name.startswith(_WHOLE)}
         unmet = not self.compared or [name for name in require if name in lacking]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
@@ -368,4 +365,5 @@ _WHY = {
     "unread": "differs; its effect on logprobs is not known",
     "moved": "not compared where ids differ",
     "note": "differs; carried along, not compared",
+    "rendered": "its hash differs; what it rendered is compared, as text of input_ids",
 }

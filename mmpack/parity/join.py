@@ -25,7 +25,7 @@ from mmpack.schema.specs import Array
 from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64
-_CASTS = {"i": "iub", "f": "f"}  # kinds of dtypes
+_CASTS = {"i": "iubf", "f": "f"}  # kinds of dtypes
 Source = str | os.PathLike[str] | Iterable[Sample]
 
 

@@ -28,6 +28,8 @@ HIDES = {
     ("truncated_medium", "truncated"): "a cut through a medium is a cut",
     ("empty_response", "truncated"): "a response without a token can't be cut",
     ("empty_response", "stop_token"): "a response without a token has no stop token",
+    ("logprob_kind", "sampling"): "raw logprobs have no settings to compare",
+    ("padding_in_ids", "padding_positions"): "padding before the ids shifts their positions",
     **{
         (cause, other): NO_POSITIONS
         for cause in (
@@ -57,7 +59,8 @@ EITHER = {
 
 
 def test_every_cause_has_a_mechanism_and_none_is_no_cause():
-    assert set(MECHANISMS) == set(FIXES) - {UNKNOWN, *OF_AUDIO}  # those: test_two_audio_causes.py
+    # the others: test_two_audio_causes.py; the episode's family begins with no id of its own
+    assert set(MECHANISMS) == set(FIXES) - {UNKNOWN, *OF_AUDIO, "bos"}
     assert mp.compare(*([s] for s in broken_by())).ok
 
 

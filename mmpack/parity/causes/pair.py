@@ -34,6 +34,7 @@ class Hit:
     """A cause, where it shows, and why it is this one.
 
     `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos differ.
+    `fix`: in place of the cause's.
     """
 
     cause: str
@@ -45,6 +46,7 @@ class Hit:
     span: tuple[int, int] | None = None
     at: int | None = None
     frames: FrameDifference | None = None
+    fix: str = ""
 
 
 class Side:
@@ -97,10 +99,14 @@ class Side:
         return {i for i in known if type(i) is int}
 
     @cached_property
-    def opening(self) -> int | None:
-        """The special id that opens the sample, and each turn; None if that isn't known."""
-        first = int(self.ids[0]) if len(self) else None
-        return first if first in self.special_ids else None
+    def openings(self) -> np.ndarray:
+        """bool [L]: ids that open a turn; none where the family's are not known."""
+        return np.isin(self.ids, self.family.turn_ids)
+
+    @cached_property
+    def head(self) -> int:
+        """How many ids precede the first turn, such as BOS."""
+        return first_run(np.isin(self.ids, self.family.first_ids))
 
     @cached_property
     def occurrences(self) -> list[Occurrence]:
@@ -255,6 +261,11 @@ class Pair:
 def stamp_of(start: int) -> int:
     """The first token that may belong to the timestamp before a video whose first placeholder is `start`."""
     return max(start - STAMP, 0)
+
+
+def first_run(mask: np.ndarray) -> int:
+    """How many values are true before the first that is not."""
+    return len(mask) if mask.all() else int(np.argmin(mask))
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

@@ -46,7 +46,7 @@ _FOLLOW = {  # what a cause breaks besides
     "truncated": _CUT_CODES,
     "truncated_medium": _CUT_CODES,
 }
-
+_KEPT = "keeps this rule"
 
 Broken = tuple[dict[str, Problem], dict[str, Problem]]
 
@@ -133,9 +133,9 @@ def _by_rule(
             yield one, "both sides", (one.message, one.message)
             continue
         if one is not None:
-            yield one, "rollout", (one.message, "no such break")
+            yield one, "rollout", (one.message, _KEPT)
         if two is not None:
-            yield two, "train", ("no such break", two.message)
+            yield two, "train", (_KEPT, two.message)
 
 
 def _hit(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
@@ -148,6 +148,7 @@ def _hit(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hi
         right=shown[1],
         index=start,
         span=problem.span,
+        fix=f"{problem.fix[0].upper()}{problem.fix[1:]}." if cause == UNKNOWN else "",
     )
 
 

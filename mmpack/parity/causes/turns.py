@@ -1,6 +1,6 @@
-"""Turns of a conversation, as far as ids show: each opens with the special id that opens the sample, then its role.
+"""Turns of a conversation, as far as ids show: each opens with an id of the family's `turn_ids`.
 
-Roles are ids. A sample whose `special_ids` were not recorded has no turns.
+Roles are ids: the one after that, or, in families with an id per role, that id.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mmpack.parity.causes.pair import Side
 class Turn:
     start: int  # of its opening token
     stop: int
-    role: int  # the id after it
+    role: int
 
 
 def turns(side: Side) -> list[Turn]:
     """All turns outside of the responses' own text."""
-    if side.opening is None:
-        return []
-    at = np.flatnonzero((side.ids == side.opening) & ~side.loss)
+    at = np.flatnonzero(side.openings & ~side.loss)
     at = at[at + 1 < len(side)]
-    stops = [*at[1:].tolist(), len(side)]
-    return [Turn(int(a), b, int(side.ids[a + 1])) for a, b in zip(at, stops, strict=True)]
+    roles = side.ids[at + (len(side.family.turn_ids) == 1)]
+    stops = np.append(at[1:], len(side))[: len(at)]
+    of = zip(at.tolist(), stops.tolist(), roles.tolist(), strict=True)
+    return [Turn(start, stop, role) for start, stop, role in of]
 
 
 def system_turn(side: Side) -> Turn | None:

@@ -14,6 +14,7 @@ from support.planting.episodes import END, IMAGE, PROCESSOR, THINK, THOUGHT, fin
 from support.samples import make_medium, make_sample
 
 import mmpack as mp
+from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key
 from mmpack.video.policies.resize import qwen2_size
 
@@ -335,6 +336,28 @@ def logprob_kind(left: Spec, right: Spec) -> None:
         spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
 
 
+def sampling(left: Spec, right: Spec) -> None:
+    for spec, more in ((left, {"top_k": 20}), (right, {})):
+        spec.sampling = (spec.sampling or {"temperature": 0.5, "logprobs": "processed"}) | more
+
+
+def padding_in_ids(left: Spec, right: Spec) -> None:
+    right.after.append(_padded)
+
+
+def _padded(sample: mp.Sample) -> None:
+    """Three pad ids before all others."""
+    sample.input_ids = np.concatenate(
+        [[get_family(sample.family).pad_token_id] * 3, sample.input_ids]
+    )
+    sample.attention_mask = np.ones(len(sample), np.int8)
+    if sample.position_ids is not None:
+        pads = np.tile(np.arange(3), (len(sample.position_ids), 1))
+        sample.position_ids = np.concatenate([pads, sample.position_ids + 3], axis=1)
+    for span in (*sample.modality_spans, *sample.loss_spans, *(sample.observation_spans or [])):
+        span.start, span.stop = span.start + 3, span.stop + 3
+
+
 def truncated_support(left: Spec, right: Spec) -> None:
     left.after.append(_kept)
 
@@ -388,8 +411,10 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "empty_response": empty_response,
     "coordinate_system": coordinate_system,
     "logprob_kind": logprob_kind,
+    "sampling": sampling,
     "truncated_support": truncated_support,
     "routing": routing,
+    "padding_in_ids": padding_in_ids,
 }
 
 
