@@ -45,7 +45,7 @@ def _of_ids(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[
     if found := turns_in_order(pair):
         hits, ordered = found
         rest = _of_ids(ordered, decode, recounted)
-        return hits + rest + position_hits(pair, rest)
+        return hits + rest + position_hits(pair, rest, recounted)
     return _hits(pair, decode, recounted)
 
 

@@ -298,10 +298,8 @@ def rewritten_response(left: Spec, right: Spec) -> None:
 
 def turn_order(left: Spec, right: Spec) -> None:
     asked, told = [START, 8, 21, END], [START, 9, 22, END]
-    left.system, right.system = (
-        [*first, *second, START, 7, *left.system]
-        for first, second in ((asked, told), (told, asked))
-    )
+    left.system = [*asked, *told, START, 7, *left.system]
+    right.system = [*told, *asked, START, 7, *right.system]
 
 
 def chat_template(left: Spec, right: Spec) -> None:
@@ -438,7 +436,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "truncated": truncated,
     "truncated_medium": truncated_medium,
     "chat_template": chat_template,
-    "turn_order": turn_order,  # adds turns before the system's text
+    "turn_order": turn_order,  # puts turns before the system's text
     "sampled_placeholder": sampled_placeholder,
     "retokenized_response": retokenized_response,
     "rewritten_response": rewritten_response,
