@@ -71,7 +71,7 @@ def build() -> Any:
     for name in COMMANDS:
         module = name.replace(" ", "_")
         made = importlib.import_module(f"mmpack.cli.{module}").command
-        app.command(name, epilog=epilog(name))(made)
+        app.command(name, cls=root.Command, epilog=epilog(name))(made)
     return typer.main.get_command(app)
 
 

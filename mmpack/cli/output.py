@@ -14,17 +14,42 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmpack.errors import one_line
+from mmpack.errors import ArgumentError, one_line
 from mmpack.files import write_text
 
+OUTPUTS, REWRITTEN = "mmpack.outputs", "mmpack.rewritten"  # in a context's `meta`
 
-def writable(path: Path | None) -> Path | None:
+
+def writable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Declare an option that names a file to write: `root.Command` keeps inputs from being named by one."""
+    if value is not None:
+        check_writable(value)
+        ctx.meta.setdefault(OUTPUTS, {})[param.name] = value
+    return value
+
+
+def rewritable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """The same for a file that may be an input."""
+    ctx.meta.setdefault(REWRITTEN, []).append(value)
+    return writable(ctx, param, value)
+
+
+def check_writable(path: Path) -> None:
     """Refuse a path that can't be written before the work is done, not after."""
-    if path is not None and path.is_dir():
+    if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder.")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"the folder of {path} does not exist.")
-    return path
+
+
+def refuse_shared(command: str, *targets: Path | None) -> None:
+    """Refuse two outputs with the same path, unless it is a device."""
+    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
+    for k, path in enumerate(named):
+        if path in named[:k]:
+            raise ArgumentError(
+                f"{command}: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
+            )
 
 
 TraceArgument = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, writable
 from mmpack.files import read_bounded
 from mmpack.progress import tracked
 
@@ -120,7 +120,7 @@ def command(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the plan here, for Plan.load."),
+        typer.Option(metavar="FILE", callback=writable, help="Write the plan here, for Plan.load."),
     ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmpack.cli.output import emit, writable
+from mmpack.cli.output import check_writable, emit, refuse_shared
 from mmpack.errors import ArgumentError
 from mmpack.files import read_bounded, replaced, write_text
 from mmpack.progress import tracked
@@ -32,16 +32,12 @@ class Files:
 
     @classmethod
     def checked(cls, read: Path, html: Path | None, png: Path | None, out: Path | None) -> Files:
-        """With a page's name where none is given. Raises: ArgumentError for files that would be lost."""
+        """With a page's name where none is given. Raises: ArgumentError."""
         if html is None and png is None:
             kind = next((k for k in TRACES if read.name.lower().endswith(k)), "")
-            html = writable(Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html"))
-        for target in (html, png, out):
-            if target is not None and target.exists() and read.exists() and target.samefile(read):
-                raise ArgumentError(
-                    f"view: {target.name!r:.60} is the trace itself. Fix: write to another file"
-                )
-        _refuse_one_file_for_two(html, png, out)
+            html = Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html")
+            check_writable(html)
+            refuse_shared("view", html, out)
         if png is not None and png.suffix.lower() != ".png":
             raise ArgumentError(
                 f"view: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
@@ -180,13 +176,3 @@ def _parsed(path: Path) -> Any:
         ) from None
     except (ValueError, RecursionError):
         return None
-
-
-def _refuse_one_file_for_two(*targets: Path | None) -> None:
-    """Of two documents in one file only the last would be left. Devices take both."""
-    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
-    for k, path in enumerate(named):
-        if path in named[:k]:
-            raise ArgumentError(
-                f"view: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
-            )
