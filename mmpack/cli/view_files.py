@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmpack.cli.output import check_writable, emit, refuse_shared
 from mmpack.errors import ArgumentError
-from mmpack.files import read_bounded, replaced, write_text
+from mmpack.files import replaced, write_text
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -62,10 +61,6 @@ def draw_document(files: Files, as_json: bool) -> int:
     from mmpack.parity.saved import is_report, report_of
 
     document = _parsed(files.read)
-    if document is None:
-        raise ArgumentError(
-            f"view: {files.read} holds no JSON that can be read. Fix: name a trace, or {WRITTEN}"
-        )
     if is_report(document):
         report, drift = report_of(document, f"view: {files.read}")
         return _draw_report(files, report, drift, as_json)
@@ -167,12 +162,16 @@ def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
 
 
 def _parsed(path: Path) -> Any:
-    """The JSON of a file; None where it holds none."""
+    """The JSON of a file. Raises: ArgumentError where it holds none."""
+    from mmpack.schema.saved import read_json
+
     try:
-        return json.loads(read_bounded(path, MAX_FILE))
+        return read_json(path, MAX_FILE)
     except OSError as error:
         raise ArgumentError(
             f"view: {path} can't be read: {error.strerror}. Fix: name a trace, or {WRITTEN}"
         ) from None
-    except (ValueError, RecursionError):
-        return None
+    except ValueError as error:
+        raise ArgumentError(
+            f"view: {path} holds no JSON that can be read ({error}). Fix: name a trace, or {WRITTEN}"
+        ) from None
