@@ -22,7 +22,7 @@ HERE := not slow and not rest and not gpu and not engine and not kernel and not 
 MATRIX := vllm verl openrlhf sglang
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
-BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,gpu on_host several render step cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host several render cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
@@ -74,11 +74,10 @@ test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
 	rm -rf build/matrix && mkdir -p build/matrix
 	for name in $(MATRIX); do \
-	  .venv-$$name/bin/python -c 'import pathlib, sys, mmpack.smoke.matrix as m; sys.exit(str(m.run(pathlib.Path("build/matrix"), sys.argv[1:]) or "") or 0)' \
-	    $$name >/dev/null || exit 1; \
+	  PYTHONPATH=tests .venv-$$name/bin/python -m matrix build/matrix --only $$name >/dev/null || exit 1; \
 	done
-	$(BIN)/mmpack parity --matrix build/matrix || [ $$? -eq 1 ]
-	MMPACK_MATRIX=build/matrix $(PYTEST) tests/smoke/test_matrix.py::test_no_framework_that_ci_installs_is_missing
+	PYTHONPATH=tests $(BIN)/python -m matrix build/matrix || [ $$? -eq 1 ]
+	MMPACK_MATRIX=build/matrix $(PYTEST) tests/matrix/test_matrix.py::test_no_framework_that_ci_installs_is_missing
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
@@ -109,7 +108,7 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 
 .PHONY: conformance
 conformance: $(STAMP) .venv-verl/.stamp .venv-upstream/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
-	families="$(or $(FAMILY),$$($(BIN)/python -c 'import mmpack.smoke.kits as k; print(*k.kit_names())'))"; \
+	families="$(or $(FAMILY),$$(PYTHONPATH=tests $(BIN)/python -c 'import support.kits as k; print(*k.kit_names())'))"; \
 	set -- $$(printf -- '--family %s ' $$families); \
 	$(PYTEST) "$$@" --results fixtures/conformance || [ $$? -eq 1 ]; \
 	.venv-verl/bin/python -m pytest "$$@" --check verl --results fixtures/conformance || [ $$? -eq 1 ]; \
@@ -124,7 +123,7 @@ lint: $(STAMP)  ## ruff; imports run one way
 
 .PHONY: types
 types: $(STAMP)  ## mypy
-	$(BIN)/mypy mmpack
+	$(BIN)/mypy mmpack benchmarks/step
 
 .PHONY: generated
 generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures, the pages and the table of rooms what their generators make?
@@ -157,10 +156,9 @@ wheel-check: $(STAMP)  ## does the built wheel install and run in an empty envir
 	$(BIN)/python tests/support/wheel_check.py
 
 .PHONY: release
-release: $(STAMP) .venv-release/.stamp  ## sdist, wheels, bill of materials and sums in dist/, checked; nothing is uploaded
+release: $(STAMP) .venv-release/.stamp  ## sdist, wheel, bill of materials and sums in dist/, checked; nothing is uploaded
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
-	$(BIN)/python tests/support/wheel_check.py --platform-wheel dist
 	.venv-release/bin/python -m twine check --strict dist/*
 	.venv-release/bin/python tests/support/extras_check.py
 	$(BIN)/python tests/support/wheel_check.py --dist dist

@@ -1,4 +1,4 @@
-"""`mmpack probe chain` at real widths: all layouts on one GPU, and tensor parallelism over NCCL on 2 and 4.
+"""`python -m chain` at real widths: all layouts on one GPU, and tensor parallelism over NCCL on 2 and 4.
 
     python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--at-once N] [--keep DIR] [--out FILE]
 
@@ -54,13 +54,13 @@ class Run(NamedTuple):
 
     def command(self, out: Path) -> list[str]:
         """On a GPU ranks are torchrun's; on a CPU the command starts them."""
-        launcher = ["-m", "mmpack"]
+        launcher = ["-m", "chain"]
         if self.ranks > 1 and self.device == "cuda":
             launcher = ["-m", "torch.distributed.run", "--standalone",
                         f"--nproc-per-node={self.ranks}", *launcher]  # fmt: skip
         split = [word for n in RANKS if n <= self.ranks for word in ("--tp", str(n))]
         return [
-            sys.executable, *launcher, "probe", "chain", "--model", self.model, "--size", self.size,
+            sys.executable, *launcher, "--model", self.model, "--size", self.size,
             "--dtype", self.dtype, "--device", self.device, "--out", str(out),
             *(split if self.ranks > 1 else []), *["--invariant"] * self.invariant,
         ]  # fmt: skip
@@ -127,9 +127,11 @@ def measured(runs: list[Run], folder: Path, at_once: int, cards: int) -> list[Ro
         while waiting and free:
             number, run = waiting.pop(0)
             card = free.pop(0)
-            environment = os.environ | (
-                {} if run.ranks > 1 else {"CUDA_VISIBLE_DEVICES": str(card)}
-            )
+            environment = os.environ | {
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+            }
+            if run.ranks == 1:
+                environment["CUDA_VISIBLE_DEVICES"] = str(card)
             out, log = folder / f"{number}-{run.ranks}.json", folder / f"{number}-{run.ranks}.log"
             out.unlink(missing_ok=True)  # of an earlier call
             with log.open("w") as file:

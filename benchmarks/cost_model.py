@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 import mmpack as mp
+from benchmarks.step import timing
+from benchmarks.step.models import MODELS, build
+from benchmarks.step.workloads import WORKLOADS, draw, tiny
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.bench import timing
-from mmpack.bench.models import MODELS, build
-from mmpack.bench.workloads import WORKLOADS, draw, tiny
 from mmpack.planning import CostModel, calibrate, cost_model
 from mmpack.planning.counts import counts_of_batch
 

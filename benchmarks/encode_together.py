@@ -25,10 +25,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
+from benchmarks.step.models import MODELS, build
+from benchmarks.step.workloads import WORKLOADS, draw, tiny
 from mmpack.adapters.transformers import attach, encode_together, in_step, packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
-from mmpack.bench.models import MODELS, build
-from mmpack.bench.workloads import WORKLOADS, draw, tiny
 
 NAME = "encode_together"
 PICTURE = 1200  # tokens of a prompt with one picture of 896 × 896

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 import mmpack as mp
+from benchmarks.step.models import MODELS as SHAPES
+from benchmarks.step.models import Shape, random_model
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs
 from mmpack.adapters.transformers.tower import tower_and_projector
-from mmpack.bench.models import MODELS as SHAPES
-from mmpack.bench.models import Shape, random_model
 from mmpack.cache import FeatureStore
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key

@@ -296,12 +296,12 @@ COUNTERS = (
 def made(options: argparse.Namespace, device: str) -> Any:
     import torch
 
-    from mmpack.bench.models import MODELS, random_model
+    from benchmarks.step.models import MODELS, random_model
 
     if options.size == "tiny":
-        from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+        from mmpack.demo.tiny_models import tiny_model
 
-        model = tiny_qwen2_5_vl().to(device)
+        model = tiny_model("qwen2_5_vl").to(device)
     else:
         shape = MODELS[f"qwen2.5-vl-{options.size}"]
         few = {"depth": options.blocks, "fullatt_block_indexes": [options.blocks - 1]}

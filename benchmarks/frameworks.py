@@ -89,7 +89,7 @@ def paged(text: str) -> str:
 
 def rollout() -> Any:
     """Two prompts with a picture each, eight responses of 2 to 16 tokens to each."""
-    from mmpack.smoke.matrix.fixture import END_OF_TURN, make_fixture
+    from matrix.fixture import END_OF_TURN, make_fixture
 
     fixture = make_fixture()
     one_picture = [n for n, pictures in enumerate(fixture.pictures) if len(pictures) == 1]
@@ -224,7 +224,7 @@ def of_trl(fixture: Any) -> tuple[Counts, Counts]:
     from trl import GRPOConfig, GRPOTrainer
 
     from mmpack.adapters.trl import MmpackGRPO
-    from mmpack.smoke import tiny_model
+    from mmpack.demo.tiny_models import tiny_model
 
     class Packed(MmpackGRPO, GRPOTrainer):
         pass
@@ -286,17 +286,18 @@ def of_trl(fixture: Any) -> tuple[Counts, Counts]:
 
 def of_verl(fixture: Any) -> tuple[Counts, Counts]:
     """Its FSDP engine, one micro-batch with its own loss, padded (`use_remove_padding` needs flash-attn)."""
+    from conformance.verl_cpu import make_engine, start
+    from matrix.verl_trace import data_proto
+
     from mmpack.adapters.verl import use
-    from mmpack.conformance.verl_cpu import make_engine, start
-    from mmpack.smoke.matrix.verl_trace import data_proto
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from mmpack.demo.tiny_models import tiny_model
 
     start()
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
     with tempfile.TemporaryDirectory() as folder:
-        tiny_qwen2_5_vl().save_pretrained(folder)
+        tiny_model("qwen2_5_vl").save_pretrained(folder)
         engine = make_engine(Path(folder))
         data = left_right_2_no_padding(data_proto(fixture).to_tensordict())
         tu.assign_non_tensor(
@@ -321,15 +322,16 @@ def of_verl(fixture: Any) -> tuple[Counts, Counts]:
 def of_openrlhf(fixture: Any) -> tuple[Counts, Counts]:
     """Its Actor, called as its training pass calls it."""
     where = ROOT / "tests" / "support" / "openrlhf_parts.py"
+    from matrix.openrlhf_trace import experience
+
     from mmpack.adapters.openrlhf import use
-    from mmpack.smoke.matrix.openrlhf_trace import experience
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from mmpack.demo.tiny_models import tiny_model
 
     trainer = runpy.run_path(str(where))["import_trainer"]()
     from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
     with tempfile.TemporaryDirectory() as folder:
-        tiny_qwen2_5_vl().save_pretrained(folder)
+        tiny_model("qwen2_5_vl").save_pretrained(folder)
         actor = trainer.Actor(folder, attn_implementation="sdpa", temperature=1.0)
     actor.model.float()
     rows = experience(fixture)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from on_host import command
 
-from mmpack.bench.report import short
+from benchmarks.step.report import short
 
 RESULTS = Path(__file__).parent / "results"
 AHEAD_CYCLES = 2_000_000  # about 1 ms

@@ -311,9 +311,9 @@ def step() -> Iterator[Row]:
     import dataclasses
 
     import mmpack as mp
+    from benchmarks.step.models import MODELS, random_model
+    from benchmarks.step.workloads import WORKLOADS, draw
     from mmpack.adapters.transformers import attach, packed_logprobs
-    from mmpack.bench.models import MODELS, random_model
-    from mmpack.bench.workloads import WORKLOADS, draw
 
     shape = MODELS["qwen2.5-vl-7b"]
     cut = dataclasses.replace(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mmpack.bench.report import short
+from benchmarks.step.report import short
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -26,7 +26,7 @@ from mmpack.video import normalization
 from mmpack.video.patches import plan_patches, token_view
 
 CLIPS, FRAMES, PART = 1_000, 32, 100
-BACKENDS = {"Triton": "triton", "csrc/": "cuda"}
+BACKENDS = {"Triton": "triton"}
 SIDES = {
     14: [(224, 224), (196, 252), (280, 168), (140, 336)],
     16: [(224, 224), (192, 256), (288, 160), (128, 384)],

@@ -260,7 +260,7 @@ def trl(c, lengths, options):
 
 def no_tokens():
     """The launch of a batch without a loss token: what is left is the ticket and the merge."""
-    os.environ["MMPACK_BACKEND"] = "cuda"
+    os.environ["MMPACK_BACKEND"] = "triton"
     c = inputs([0] * 32)
     return of_graph(lambda: mp.policy_loss(c.lp, c.adv, c.cu, c.old).loss)
 
@@ -269,15 +269,15 @@ def main():
     args = gpu.arguments(
         "policy_loss",
         peer={"choices": ["trl"]},
-        backends={"nargs": "+", "default": ["cuda", "triton", "torch"]},
+        backends={"nargs": "+", "default": ["triton", "torch"]},
     )
     floors = {
         "copy_bytes_per_second": gpu.copy_bytes_per_second(),
         "empty_launch_us": empty_launch(),
     }
-    if not args.peer and "cuda" in args.backends:
+    if not args.peer and "triton" in args.backends:
         floors["no_tokens_us"] = no_tokens()
-    rows = stages() if not args.peer and "cuda" in args.backends else []
+    rows = stages() if not args.peer and "triton" in args.backends else []
     for shape, lengths in SHAPES.items():
         for variant, options in VARIANTS.items():
             c = inputs(lengths)

@@ -29,7 +29,7 @@ import mmpack as mp
 from mmpack.adapters.arrow import from_table
 from mmpack.adapters.process_rows import ProcessRows
 from mmpack.adapters.ray import map_samples, to_samples
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 BATCH = 256
 PLAIN, RAY = "a plain loop in this process", "Ray Data"

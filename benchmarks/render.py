@@ -1,6 +1,6 @@
 """What benchmarks/results/*.json gives: `python benchmarks/render.py [--check]`.
 
-docs/performance.md, a page of each report in docs/performance/ with its chart first, README's headline with
+docs/performance.md, a page of each report beside it with its chart first, README's headline with
 docs/speed.svg and docs/speed.png, the counts of docs/consistency.md.
 """
 
@@ -20,11 +20,12 @@ from charts.chain import NO_AXES
 from charts.overview import overview
 from PIL import Image
 
-from mmpack.bench import page, report
+from benchmarks.step import page, report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = Path("docs/performance.md")
-OPS = Path("docs/performance")  # a page of each op
+OPS = Path("benchmarks/results")  # a page of each op
+FROM_DOCS = f"../{OPS}"
 SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
 README = Path("README.md")
 CONSISTENCY = Path("docs/consistency.md")
@@ -48,7 +49,7 @@ what is beyond its bounds. Benchmarks of the host check some of their results.
 OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
 make bench PYTHON=python3
-python benchmarks/step.py
+python -m benchmarks.step
 python benchmarks/host.py  # from here on any machine
 python benchmarks/parity_speed.py build/parity
 ```
@@ -142,7 +143,7 @@ def _chain(op: dict[str, Any]) -> str:
     line = "| {run} | {axes} | {rows} | {equal} | {bounded} | {beyond} |"
     lines = []
     for where, runs in places.items():
-        every = "" if lines else ", with [all differences by stage and axis](performance/chain.md)"
+        every = "" if lines else f", with [all differences by stage and axis]({FROM_DOCS}/chain.md)"
         lines += ["", f"On {where}{every}:", "", *head, *(line.format(**run) for run in runs)]
     return "\n".join([*lines, "", ""])
 
@@ -168,17 +169,19 @@ def _first_page(
     ops: dict[str, Any],
     every_row: list[dict[str, Any]],
 ) -> str:
-    parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{OPS.name}/step.svg", ran, every_row)]
+    parts = [HEAD, f"{SOURCE}.\n", page.section(rows, f"{FROM_DOCS}/step.svg", ran, every_row)]
     if "overview" in charts:
         devices = dict.fromkeys(
             [*(r["device"] for r in rows[:1]), *(d for op in ops.values() for d in _devices(op))]
         )
         said = textwrap.fill(f"Measured on: {'; '.join(devices)}. {OVERVIEW}", 120)
-        shown_chart = _shown(charts["overview"], f"{OPS.name}/overview.svg")
+        shown_chart = _shown(charts["overview"], f"{FROM_DOCS}/overview.svg")
         parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
     parts.append(OPS_HEAD)
     shown = [name for name in ops if name in charts]
-    links = [f"- [{ops[name]['op']}]({OPS.name}/{name}.md): {charts[name].title}" for name in shown]
+    links = [
+        f"- [{ops[name]['op']}]({FROM_DOCS}/{name}.md): {charts[name].title}" for name in shown
+    ]
     return "\n".join([*parts, *links]) + "\n"
 
 
@@ -193,7 +196,7 @@ def _step_page(steps: dict[str, Any], results: Path, chart: draw.Chart | None, r
 def _op_page(name: str, op: dict[str, Any], chart: draw.Chart) -> str:
     head = f"# Performance: {op['op']}\n"
     note = OF_RUNS if op["op"] == "chain" else OF_GPU if op["floors"] else OF_HOST
-    source = f"{SOURCE}; the whole step is in [performance](../performance.md).{note}"
+    source = f"{SOURCE}; the whole step is in [performance](../../docs/performance.md).{note}"
     return "\n".join([head, _shown(chart, f"{name}.svg"), _ran(op), source, _tables(op)])
 
 

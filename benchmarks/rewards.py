@@ -18,7 +18,7 @@ LENGTHS = {
 
 
 def main():
-    args = gpu.arguments("rewards", backends={"nargs": "+", "default": ["cuda", "triton", "torch"]})
+    args = gpu.arguments("rewards", backends={"nargs": "+", "default": ["triton", "torch"]})
     floors = {
         "copy_bytes_per_second": gpu.copy_bytes_per_second(),
         "empty_launch_us": empty_launch(),

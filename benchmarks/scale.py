@@ -220,7 +220,8 @@ def pools_of(found: dict[str, dict[str, Any]]) -> list[str]:
     parted = found[f"balance, a pool of {POOL} ranks"]["largest_over_mean"]
     pool = POOL * EACH
     items = (
-        f"- A rank's {EACH} samples of a 7B model take {computed:.3g} s on an H200 ([step](performance/step.md)). "
+        f"- A rank's {EACH} samples of a 7B model take {computed:.3g} s on an H200 "
+        "([step](../benchmarks/results/step.md)). "
         f"Planning the samples of all ranks takes longer than that from {computed:.3g} s / {us:.3g} µs = {most:,} "
         f"samples on, which is {most // EACH:,} ranks.",
         f"- If {RANKS // POOL} pools of {POOL} ranks each plan their own {pool:,} samples, a plan takes "

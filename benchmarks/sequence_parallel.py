@@ -22,9 +22,9 @@ import torch
 from torch import distributed
 
 import mmpack as mp
+from benchmarks.step.models import MODELS, build
+from benchmarks.step.workloads import WORKLOADS, Workload, draw, tiny
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.bench.models import MODELS, build
-from mmpack.bench.workloads import WORKLOADS, Workload, draw, tiny
 from mmpack.contracts import TOLERANCES, parameter_gradient_bound
 
 NAME = "sequence_parallel"

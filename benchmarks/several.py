@@ -20,7 +20,7 @@ import gpu
 import torch
 from torch import distributed
 
-from mmpack.bench.report import short, versions
+from benchmarks.step.report import short, versions
 
 Rows = list[dict[str, Any]]
 Work = Callable[[torch.device, Any], Rows]

@@ -10,7 +10,7 @@ import torch
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs, rollout
-from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
 RESPONSES = 4  # per prompt: GRPO compares them with each other
 TEMPERATURE = 1.0

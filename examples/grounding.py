@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
-from mmpack.smoke import qwen_vl_processor, tiny_model
+from mmpack.demo import qwen_vl_processor, tiny_model
 
 SCENES, RESPONSES, STEPS = 3, 16, 16
 SIDE = 96  # pixels of a scene

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
 RESPONSES = 4  # per prompt
 hf_processor = qwen_vl_processor("qwen2_5_vl", max_pixels=16 * 28 * 28)

@@ -7,15 +7,12 @@ What you write is `class PackedTrainer(MmpackGRPO, GRPOTrainer)`.
 
 import sys
 import tempfile
-from pathlib import Path
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
-
-PROBLEMS = Path(__file__).resolve().parent.parent / "fixtures" / "geo3k_style"
+from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
 
 # 1. The mixin comes first: TRL's own loss, rewards and metrics use logprobs from packed forwards.
@@ -31,7 +28,7 @@ def reward_digits(completion_ids, **columns):
 def train(trainer_class, processor, steps):
     rows = [
         {"prompt": [{"role": "user", "content": e.prompt}], "images": list(e.images)}
-        for e in load_exercises(PROBLEMS)[:4]
+        for e in load_exercises()[:4]
     ]
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_class(

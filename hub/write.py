@@ -1,9 +1,8 @@
 """Write mmpack's ops as kernels for the Hugging Face hub, as kernel-builder wants them: `python hub/write.py [FOLDER]`.
 
-Two projects, of one source: `mmpack` is Python (plain torch and Triton), for CPUs, CUDA and ROCm, and is written built
-too, for its build is a copy; `mmpack-csrc` has csrc/ as well, for CUDA, and kernel-builder compiles it. A kernel may
-import the standard library, torch and itself: modules of mmpack that its functions need are copied, with imports that
-are relative, and what stands in `hub/own` takes the place of mmpack's.
+The project is Python (plain torch and Triton), for CPUs, CUDA and ROCm, and is written built too, for its build is a
+copy. A kernel may import the standard library, torch and itself: modules of mmpack that its functions need are copied,
+with imports that are relative, and what stands in `hub/own` takes the place of mmpack's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VERSION = (
     0  # the hub's convention for what may still change; counts up with each change of the functions
 )
 LICENSE = "Apache-2.0"
-PYTHON = ("cpu", "cuda", "rocm")
+BACKENDS = ("cpu", "cuda", "rocm")
 
 FLAKE = """{
   description = "mmpack";
@@ -61,53 +60,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "build" / "hub")
     parser.add_argument("--owner", help="the hub's user or organization that the kernels are for")
     options = parser.parse_args()
-    for made in write(options.folder, options.owner):
-        print(made)
+    print(write(options.folder, options.owner))
 
 
-def write(folder: Path, owner: str | None = None) -> list[Path]:
-    """Both projects below `folder`, which may hold older ones; returns their folders."""
-    return [_python(folder / "mmpack", owner), _csrc(folder / "mmpack-csrc", owner)]
-
-
-def _python(folder: Path, owner: str | None) -> Path:
-    files = package((HUB / "own",), ("torch", "triton"))
-    _project(folder, files, owner, list(PYTHON), "[torch-noarch]\n")
-    for backend in PYTHON:
+def write(folder: Path, owner: str | None = None) -> Path:
+    """The project below `folder`, which may hold an older one; returns its folder."""
+    folder, files = folder / "mmpack", package()
+    _project(folder, files, owner)
+    for backend in BACKENDS:
         _build(folder, files, backend)
     return folder
 
 
-def _csrc(folder: Path, owner: str | None) -> Path:
-    files = package((HUB / "own_csrc", HUB / "own"), ("torch", "triton", "cuda"))
-    kernels = sorted(path.name for path in (ROOT / "csrc").glob("*.cu"))
-    headers = sorted(path.name for path in (ROOT / "csrc").glob("*.h"))
-    sources = "".join(f'    "csrc/{name}",\n' for name in kernels + headers)
-    framework = f"""[torch]
-src = ["torch-ext/torch_binding.cpp"]
-include = ["csrc"]
-
-[torch.stable-abi]
-cuda = "2.11"
-
-[kernel.mmpack]
-backend = "cuda"
-depends = ["torch"]
-include = ["csrc"]
-src = [
-{sources}]
-"""
-    _project(folder, files, owner, ["cuda"], framework)
-    (folder / "csrc").mkdir()
-    for name in kernels + headers:
-        shutil.copy(ROOT / "csrc" / name, folder / "csrc" / name)
-    shutil.copy(ROOT / "csrc" / "bind.cpp", folder / "torch-ext" / "torch_binding.cpp")
-    return folder
-
-
-def _project(
-    folder: Path, files: dict[str, str], owner: str | None, backends: list[str], framework: str
-) -> None:
+def _project(folder: Path, files: dict[str, str], owner: str | None) -> None:
     """A project of kernel-builder: build.toml, flake.nix, a card, and the package below torch-ext/."""
     if folder.exists():
         shutil.rmtree(folder)
@@ -118,7 +83,7 @@ name = "{name}"
 version = {VERSION}
 edition = 5
 license = "{LICENSE}"
-backends = {json.dumps(backends)}
+backends = {json.dumps(BACKENDS)}
 
 """
     if owner is not None:
@@ -131,7 +96,9 @@ backends = {json.dumps(backends)}
         "FUNCTIONS": functions,
     }.items():
         card = card.replace(word, text)
-    _write(folder, {"build.toml": general + framework, "flake.nix": FLAKE, "CARD.md": card})
+    _write(
+        folder, {"build.toml": general + "[torch-noarch]\n", "flake.nix": FLAKE, "CARD.md": card}
+    )
     shutil.copy(ROOT / "LICENSE", folder / "LICENSE")
     _write(folder / "torch-ext" / name.replace("-", "_"), files)
 
@@ -160,16 +127,10 @@ def _build(folder: Path, files: dict[str, str], backend: str) -> None:
     _write(folder / "build" / f"torch-{backend}", all_files)
 
 
-def package(own: tuple[Path, ...], backends: tuple[str, ...]) -> dict[str, str]:
-    """The kernel's Python files, by their path in it: those of `own`, and all of mmpack that they need.
-
-    Of an op's implementations only those of `backends`.
-    """
-    files: dict[str, str] = {}
-    for folder in reversed(own):
-        for path in folder.rglob("*.py"):
-            name = _module(path.relative_to(folder))
-            files[name] = path.read_text()
+def package() -> dict[str, str]:
+    """The kernel's Python files, by their path in it: those of `hub/own`, and all of mmpack that they need."""
+    own = HUB / "own"
+    files = {_module(path.relative_to(own)): path.read_text() for path in own.rglob("*.py")}
     made: dict[str, str] = {}
     todo = ["mmpack", "mmpack.layers"]
     while todo:
@@ -179,7 +140,7 @@ def package(own: tuple[Path, ...], backends: tuple[str, ...]) -> dict[str, str]:
             continue
         source = files[name] if name in files else (ROOT / "mmpack" / place).read_text()
         made[place] = relative(source, place)
-        todo += _needed(source, name, files, backends)
+        todo += _needed(source, name, files)
         if "." in name:
             todo.append(name.rpartition(".")[0])
     return made
@@ -206,9 +167,7 @@ def _tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def _needed(
-    source: str, name: str, own: dict[str, str], backends: tuple[str, ...]
-) -> Iterator[str]:
+def _needed(source: str, name: str, own: dict[str, str]) -> Iterator[str]:
     """The modules of mmpack that a module imports, but for types, and those that an `Op` of it names."""
     tree = _tree(source)
     for_types = {
@@ -223,7 +182,7 @@ def _needed(
                 module = f"{node.module}.{alias.name}"
                 yield module if module in own or _exists(module) else str(node.module)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Op":
-            yield from (f"{name}.{b}" for b in backends if _exists(f"{name}.{b}"))
+            yield from (f"{name}.{b}" for b in ("torch", "triton") if _exists(f"{name}.{b}"))
 
 
 def _is_ours(node: ast.ImportFrom) -> bool:

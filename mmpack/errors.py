@@ -107,8 +107,26 @@ class GroupWarning(MmpackWarning):
     """Each sample is alone in its group: its advantage is 0, and nothing is learned."""
 
 
+class LossWarning(MmpackWarning):
+    """Something handed in does not reach the loss: ids without loss spans, logprobs that no correction reads."""
+
+
+class TemplateWarning(MmpackWarning):
+    """The chat template writes a message not as it was given: it leaves out thoughts of earlier turns, or adds tags."""
+
+
 class UnwrittenWarning(MmpackWarning, RuntimeWarning):
     """A file can't be written (a full disk, no rights): what it would have kept is made again, or waits in memory."""
+
+
+def callers_level() -> int:
+    """`stacklevel` of a warning that the caller of this function raises: the first line outside of mmpack."""
+    frame, level = sys._getframe(1), 1
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "mmpack"
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @contextmanager

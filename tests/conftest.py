@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+pytest_plugins = ["conformance.plugin"]
+
 settings.register_profile(
     "mmpack",
     deadline=None,
@@ -162,19 +164,10 @@ def no_tf32() -> Iterator[None]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Where Triton's kernels run: on a GPU if there is one, else interpreted on the CPU (TRITON_INTERPRET=1)."""
-    from support.native import device_of
+    from support.kernels import device_of_kernels
 
     monkeypatch.setenv("MMPACK_BACKEND", "triton")
-    return device_of("triton")
-
-
-@pytest.fixture
-def backend_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The device that `support.native.each_backend`'s backend runs on; that backend is forced."""
-    from support.native import device_of
-
-    monkeypatch.setenv("MMPACK_BACKEND", request.param)
-    return device_of(request.param)
+    return device_of_kernels()
 
 
 @pytest.fixture(scope="session")

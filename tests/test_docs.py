@@ -19,7 +19,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
-        *ROOT.glob("docs/performance/*.md"),
+        *ROOT.glob("benchmarks/results/*.md"),
         *ROOT.glob("docs/rules/*.md"),
     ]
 )

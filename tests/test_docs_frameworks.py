@@ -10,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.benchmarks import benchmark
+from support.tiny_models import tiny_qwen2_5_vl
 from support.trl_trainers import datasets, reward, rows_of, small_processor, trl
 from test_docs_run import blocks, run
 from transformers import TrainingArguments
-
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 PAGE = "docs/frameworks.md"
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.kits import get_kit
 from support.models import small_model
 from test_docs_run import run
 
 import mmpack as mp
-from mmpack.smoke.clips import clip_exercises
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.clips import clip_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 pytestmark = pytest.mark.adapter
 

@@ -8,7 +8,7 @@ from PIL import Image
 from test_docs_run import blocks, run
 
 import mmpack as mp
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 PAGE = "docs/data_planes.md"
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.planning import Counts
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 ROOT = Path(__file__).resolve().parent.parent

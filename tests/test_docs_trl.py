@@ -5,11 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.tiny_models import tiny_qwen2_5_vl
 from test_docs_run import blocks, run
 from transformers import TrainingArguments
 
 from mmpack.adapters.trl import MmpackGRPO, SampleWorker
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytest.importorskip("trl")
 from support.trl_trainers import datasets, reward, rows_of, small_processor, trl

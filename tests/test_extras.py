@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from support.process import run_python
 
 import mmpack as mp
+from mmpack.demo.clips import clip_exercises
 from mmpack.errors import MissingExtraError, needs, require
-from mmpack.smoke.clips import clip_exercises
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -66,9 +66,7 @@ ADAPTERS = {
     "vime": "hf",
 }
 NAMES = {f"adapters.{name}": extra for name, extra in ADAPTERS.items()} | {
-    "smoke.qwen_processor": "smoke",
-    "smoke.internvl_processor": "smoke",
-    "conformance.checks": "conformance",
+    "demo.qwen_processor": "smoke",
 }
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmpack.smoke import geometry
-from mmpack.smoke.datasets import load_exercises
+from mmpack.demo.datasets import PROBLEMS, load_exercises
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
-PICTURE = "geo3k_style/train/3/img_diagram.png"
-RECORD = "geo3k_style/train/3/data.json"
+PICTURE = "problems/train/3/img_diagram.png"
+RECORD = "problems/train/3/data.json"
+sys.path.append(str(FIXTURES))
+
+import geometry  # noqa: E402
 
 
 def regenerate(*options: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +41,7 @@ def test_fixtures_are_fresh():
 
 
 def test_fixtures_are_small():
-    assert sum(path.stat().st_size for path in (FIXTURES / "geo3k_style").rglob("*.*")) < 300_000
+    assert sum(path.stat().st_size for path in PROBLEMS.rglob("*.*")) < 300_000
 
 
 def test_check_accepts_other_bytes_of_the_same_content(made):
@@ -66,7 +68,7 @@ def one_pixel(picture: Path) -> None:
         (PICTURE, Path.unlink, "missing"),
         (RECORD, lambda path: path.write_text(path.read_text().replace('"48"', '"49"')), "stale"),
         (RECORD, lambda path: path.write_text("{"), "stale"),
-        ("geo3k_style/train/99/data.json", lambda path: None, "made by no producer"),
+        ("problems/train/99/data.json", lambda path: None, "made by no producer"),
     ],
 )
 def test_check_names_what_differs(made, path, spoil, part):
@@ -176,7 +178,7 @@ def test_nothing_is_cut_off_at_the_border():
 
 
 def test_files_hold_the_drawn_problems():
-    drawn, read = geometry.draw_exercises(), load_exercises(FIXTURES / "geo3k_style")
+    drawn, read = geometry.draw_exercises(), load_exercises()
     for one, other in zip(drawn, read, strict=True):
         for name in ("exercise_id", "prompt", "answer", "choices", "answer_letter"):
             assert getattr(one, name) == getattr(other, name)

@@ -91,7 +91,7 @@ def scale(report: dict[str, Any]) -> Chart:
         "What does a sample cost on the host, part by part?",
         [Panel("µs of one core per sample (or medium), log", [Group("", bars)], log=True)],
         "Samples of 1,024 tokens and one picture with every field filled; CPU time. What it comes to for many ranks "
-        "is in [scale](../scale.md).",
+        "is in [scale](../../docs/scale.md).",
     )
 
 

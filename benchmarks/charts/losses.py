@@ -9,8 +9,8 @@ from charts.pick import Row, cases, microseconds, of_best, one
 
 _VARIANTS = ("grpo", "gspo + kl + sequence mis")
 _STAGES = "+ the last block reads all sums"
-_NAMES = {"cuda": "csrc/", "triton": "Triton", "torch": "torch", "framework": "a framework's loop"}
-_KINDS = {"cuda": "own", "triton": "own, another way"}
+_NAMES = {"triton": "mmpack, Triton", "torch": "torch", "framework": "a framework's loop"}
+_KINDS = {"triton": "own"}
 _LOG = "µs, log; to the left is faster"
 
 
@@ -26,7 +26,7 @@ def policy(report: dict[str, Any]) -> Chart:
             bars = [_dot(row, "what", "forward_us", floor) for row in rows]
             groups.append(judged(Group(f"{variant}, {shape}", bars)))
     rows = cases(report["rows"], "shape", "variant")["B = 32, N = 13,107", "grpo"]
-    own, peer = one(rows, what="cuda"), one(rows, what="torch")
+    own, peer = one(rows, what="triton"), one(rows, what="torch")
     return Chart(
         "How long does the GPU take for a policy loss?",
         [

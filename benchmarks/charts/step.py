@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from charts.draw import Bar, Chart, Group, Headline, Panel, judged
 from charts.pick import Row
-from mmpack.bench.figures import BARS, figures, name_of, seconds
-from mmpack.bench.targets import HEADLINE
-from mmpack.bench.workloads import WORKLOADS
+
+from benchmarks.step.figures import BARS, figures, name_of, seconds
+from benchmarks.step.targets import HEADLINE
+from benchmarks.step.workloads import WORKLOADS
 
 _KINDS = ("peer", "peer", "peer", *("own, another way",) * 2, "own")
 UNIT = "seconds, forward and backward; shorter is faster"

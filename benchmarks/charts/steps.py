@@ -6,8 +6,9 @@ from typing import Any
 
 from charts.draw import Bar, Chart, Group, Headline, Panel, judged
 from charts.pick import Row, cases, digits, milliseconds, of_best, one
-from mmpack.bench.figures import seconds
-from mmpack.bench.targets import FIRST
+
+from benchmarks.step.figures import seconds
+from benchmarks.step.targets import FIRST
 
 _ALONE = "one by one"
 

@@ -20,8 +20,15 @@ language = "en"
 smartquotes = False  # quotes in a fix are to be typed
 
 root_doc = pages.INDEX
-include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
-exclude_patterns = [".*", "build", "mmpack", "tests", "fixtures", "benchmarks", "docs/site"]
+include_patterns = [
+    "docs/**.md",
+    "benchmarks/results/*.md",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+]
+exclude_patterns = [".*", "build", "mmpack", "tests", "fixtures", "docs/site"]
 extensions = ["myst_parser", "sphinx_copybutton"]
 
 myst_enable_extensions = ["deflist", "html_image"]

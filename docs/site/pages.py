@@ -9,7 +9,7 @@ INDEX = "docs/index"
 # pages whose own links are no list: below them goes what the pattern names
 BELOW = {
     "docs/causes/README": "*",
-    "docs/performance": "performance/*",
+    "docs/performance": "/benchmarks/results/*",
     "docs/rules": "rules/*",
 }
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)

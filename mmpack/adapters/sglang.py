@@ -274,7 +274,7 @@ def _prompt(
         given = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     ids = np.asarray(given, dtype=np.int64)
     single = int((ids == processor.family.image_token_id).sum()) == len(media)
-    made = processor.from_ids(ids, media, expanded=not single, sample_id=where).input_ids
+    made = processor.from_ids(ids, media, not single, (), sample_id=where).input_ids
     seen = about.get("prompt_tokens")
     if seen is not None and seen != len(made):
         why = (

@@ -10,9 +10,37 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import sys
+import time
 
 USERS, GONE = "users", ".gone"
+SECONDS = 60  # to wait for a process that removes a folder; it takes milliseconds
+
+
+def is_ours(folder: str) -> bool:
+    """Whether `folder` is this user's and closed to others. In /dev/shm another account may have made one of that name.
+
+    Raises: FileNotFoundError.
+    """
+    status = os.lstat(folder)
+    return (
+        stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    )
+
+
+def shared(file: int) -> bool:
+    """Take a shared lock. False if a process that should be removing the folder keeps it for itself."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def removed_if_unused(folder: str, wait: bool = False) -> bool:
@@ -23,14 +51,14 @@ def removed_if_unused(folder: str, wait: bool = False) -> bool:
         return False
     try:
         if not _got(file, wait):
-            fcntl.flock(file, fcntl.LOCK_SH)  # at once, but where it is being removed now
+            shared(file)  # at once, but where it is being removed now
             return False
         if not is_users(
             folder, file
         ):  # another one removed it, and perhaps there is a new one by now
             return False
-        # the name goes first: who finds the folder half empty must not use it
-        gone = folder + GONE
+        # the name goes first: who finds the folder half empty must not use it; nobody can take the new one before
+        gone = f"{folder}-{os.urandom(4).hex()}{GONE}"
         os.rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
     except OSError:

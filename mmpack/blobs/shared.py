@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ class SharedBlobs(BlobFolder):
 
     When the last process that uses it has ended or called `close`, its memory is free again: a small process waits for
     that, and outlives a SIGKILL of all others. If it is killed too, the next store of this user on the node cleans up.
-    Raises: ArgumentError, also where `root` has less room than `max_bytes`.
+    The folder is open to this user only. Raises: ArgumentError, also where `root` has less room than `max_bytes`, and
+    for a folder that another account has made.
     """
 
     def __init__(
@@ -63,9 +64,7 @@ class SharedBlobs(BlobFolder):
                     folder.mkdir(0o700)
                     made = True
             try:
-                flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0)
-                users = os.open(folder / janitor.USERS, flags, 0o600)
-                fcntl.flock(users, fcntl.LOCK_SH)
+                users = _opened_users(folder, os.O_CREAT if make else 0)
             except FileNotFoundError:
                 if make:  # it was removed just now
                     continue
@@ -97,6 +96,23 @@ class SharedBlobs(BlobFolder):
         return _opened, (self.folder, self.max_bytes, self.source)
 
 
+def _opened_users(folder: Path, flags: int) -> int:
+    """The file whose shared lock says that this process uses `folder`. Raises: FileNotFoundError; ArgumentError."""
+    if not janitor.is_ours(str(folder)):
+        raise ArgumentError(
+            f"SharedBlobs: {folder} is not a folder of this user alone: another account may have made it. "
+            "Fix: remove it, or pass another name="
+        )
+    users = os.open(folder / janitor.USERS, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    if not janitor.shared(users):
+        os.close(users)
+        raise ArgumentError(
+            f"SharedBlobs: {folder} has been locked for {janitor.SECONDS} s by a process that removes it. "
+            "Fix: end that process, or pass another name="
+        )
+    return users
+
+
 def _opened(folder: Path, max_bytes: int, source: Mapping[str, Any] | None) -> SharedBlobs:
     """The store of `folder`, in another process. Raises: BlobError (MM404) if it is gone."""
     store = SharedBlobs.__new__(SharedBlobs)
@@ -106,12 +122,17 @@ def _opened(folder: Path, max_bytes: int, source: Mapping[str, Any] | None) -> S
 
 def _check_room(root: str | os.PathLike[str], max_bytes: int) -> None:
     try:
-        room = os.statvfs(root)
+        room, mode = os.statvfs(root), os.stat(root).st_mode
     except OSError as error:
         raise ArgumentError(
             f"SharedBlobs: {root} can't be used ({error.strerror}). "
             "Fix: pass a folder in memory as root=, or use BlobFolder"
         ) from None
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ArgumentError(
+            f"SharedBlobs: every account can replace what is in {root}: it lacks the sticky bit. "
+            f"Fix: chmod +t {root}, or pass a folder of this user's as root="
+        )
     if room.f_bavail * room.f_frsize < max_bytes:
         raise ArgumentError(
             f"SharedBlobs: {root} has room for {room.f_bavail * room.f_frsize} bytes, but max_bytes is {max_bytes}. "
@@ -122,8 +143,9 @@ def _check_room(root: str | os.PathLike[str], max_bytes: int) -> None:
 def _sweep(root: Path, begin: str) -> None:
     """Remove what killed runs of this user left, janitor and all."""
     for entry in os.scandir(root):
-        if not entry.name.startswith(begin):
-            continue
+        with contextlib.suppress(FileNotFoundError):
+            if not (entry.name.startswith(begin) and janitor.is_ours(entry.path)):
+                continue
         if entry.name.endswith(janitor.GONE):  # whoever removed it was killed over it
             shutil.rmtree(entry.path, ignore_errors=True)
         else:

@@ -32,7 +32,6 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
     "flash-attn-4": "fa4",
     "fla-core": "fla",
     "dashscope": "smoke",
-    "liger-kernel": "bench",
 }
 
 

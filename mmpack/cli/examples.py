@@ -12,10 +12,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "mmpack probe 'tiny:qwen2_5_vl?layout=padded' 'tiny:qwen2_5_vl?layout=packed'",
         "mmpack probe hf:checkpoint --trace train.jsonl --save a.probe",
     ),
-    "probe chain": (
-        "mmpack probe chain",
-        "mmpack probe chain --model qwen3-vl --axis all --tp 2 --html chain.html",
-    ),
     "validate": ("mmpack validate rollout.jsonl",),
     "convert": ("mmpack convert rollout.jsonl rollout.parquet",),
     "inspect": ("mmpack inspect rollout.jsonl", "mmpack inspect rollout.jsonl --sample s0"),
@@ -31,7 +27,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "mmpack plan train.jsonl --model config.json --memory 40GB --auto-share",
     ),
     "frames": ("mmpack frames clip.mp4 --policy qwen_vl_utils --policy vllm",),
-    "bench": ("mmpack bench step --model qwen2.5-vl-7b --workload geo --out step.json",),
     "doctor": ("mmpack doctor", "mmpack doctor --json"),
     "schema": ("mmpack schema", "mmpack schema --check sample.schema.json"),
 }

@@ -1,8 +1,8 @@
 """`mmpack`: finds the subcommand, and is the one place that turns errors into a line and an exit code.
 
 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage; 130 interrupted.
-Each subcommand is the function `command` of the module of its name ("probe chain": of `probe_chain`). It returns its
-exit code, and imports the rooms that it needs when it runs.
+Each subcommand is the function `command` of the module of its name. It returns its exit code, and imports the rooms
+that it needs when it runs.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmpack.errors import MmpackError, one_line, require
 
 COMMANDS = (
-    "init", "smoke", "parity", "probe", "probe chain", "validate", "inspect", "convert", "view", "plan", "frames",
-    "bench", "doctor", "schema",
+    "init", "smoke", "parity", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor", "schema",
 )  # fmt: skip
 ABOUT = "The data layer of multimodal RL: check, pack, plan and draw its samples."
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line `args` (by default the process's own) and return its exit code."""
+def main(
+    args: Sequence[str] | None = None,
+    command: Callable[..., int] | None = None,
+    name: str = "mmpack",
+) -> int:
+    """Run the command line `args` (by default the process's own) and return its exit code.
+
+    `command`: the function of another program, called `name`, that wants the same errors and exit codes.
+    """
     heard = logging.StreamHandler()  # stderr
     heard.setFormatter(logging.Formatter("mmpack: %(message)s"))
     logging.getLogger("mmpack").addHandler(heard)
     try:
-        code = _run(list(sys.argv[1:] if args is None else args))
+        made = build() if command is None else _single(command)
+        code = _run(list(sys.argv[1:] if args is None else args), made, name)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -62,21 +69,27 @@ def build() -> Any:
     from mmpack.cli.examples import epilog
 
     app = typer.Typer(
-        cls=root.Commands,
         help=ABOUT,
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
         add_completion=False,  # typer's options ask which shell runs this, which a pipe can't say
     )
     app.callback(help=ABOUT)(root.options)
     for name in COMMANDS:
-        module = name.replace(" ", "_")
-        made = importlib.import_module(f"mmpack.cli.{module}").command
+        made = importlib.import_module(f"mmpack.cli.{name}").command
         app.command(name, cls=root.Command, epilog=epilog(name))(made)
     return typer.main.get_command(app)
 
 
-def _run(args: list[str]) -> int:
-    command = build()
+def _single(command: Callable[..., int]) -> Any:
+    typer = require("typer", "cli", "this command")
+    from mmpack.cli.root import Command
+
+    app = typer.Typer(add_completion=False)
+    app.command(cls=Command)(command)
+    return typer.main.get_command(app)
+
+
+def _run(args: list[str], command: Any, name: str) -> int:
     typer: Any = importlib.import_module("typer")
     root: Any = importlib.import_module("mmpack.cli.root")
     if root.completes():
@@ -86,12 +99,12 @@ def _run(args: list[str]) -> int:
     usage_error = typer.BadParameter.__mro__[1]  # click's, or the copy of it inside typer
     try:
         # not command.main(): it prints errors over several lines, and a closed pipe exits 1
-        with command.make_context("mmpack", args) as context:
+        with command.make_context(name, args) as context:
             return int(command.invoke(context))
     except typer.Exit as error:  # --help, --version
         return int(error.exit_code)
     except usage_error as error:
-        path = error.ctx.command_path if error.ctx else "mmpack"
+        path = error.ctx.command_path if error.ctx else name
         return _fail(f"{_usage(error.format_message())} Fix: see `{path} --help`")
 
 

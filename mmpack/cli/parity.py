@@ -64,15 +64,6 @@ def command(
             help="Where --html finds pictures and videos.",
         ),
     ] = None,
-    matrix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            file_okay=False,
-            exists=True,
-            help="Run one fixture through every installed framework, and compare the traces in DIR.",
-        ),
-    ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -85,15 +76,6 @@ def command(
     if as_json and format not in (None, Format.json):
         raise typer.BadParameter(f"--json and --format {format} are two formats; pass one.")
     as_json = as_json or format == Format.json
-    if matrix is not None:
-        others = (rollout, html, media_root, tokenizer, None if as_json else format)
-        if any(x is not None for x in others) or (require, max_findings) != (REQUIRE, KEPT):
-            raise typer.BadParameter(
-                "--matrix takes no traces and no options except --json and --out."
-            )
-        from mmpack.cli.matrix import matrix as run_matrix
-
-        return run_matrix(matrix, as_json, out)
     if rollout is None or train is None:
         missing = "A" if rollout is None else "B"
         raise typer.BadParameter(f"Missing argument '{missing}'.")

@@ -76,10 +76,7 @@ def command(
     ] = None,
     html: HtmlOption = None,
 ) -> int:
-    """Run the same samples through two sides and name the first module and token that differ.
-
-    `mmpack probe chain` is a separate command, for each stage of a step in every layout: `mmpack probe chain --help`.
-    """
+    """Run the same samples through two sides and name the first module and token that differ."""
     from mmpack.cli.probe_sides import Sides, parse
 
     specs = [parse(text) for text in (a, b) if text is not None]
@@ -167,14 +164,14 @@ def _samples(
         family = next((spec.family for spec in specs if spec.family), None)
         if family is None:
             raise typer.BadParameter("Pass --trace FILE, the samples that both sides run.")
-        from mmpack.smoke.probe_samples import probe_samples
+        from mmpack.demo.probe_samples import probe_samples
 
         return probe_samples(family)[:limit]
     from mmpack.schema.trace import read_trace
 
     samples = list(read_trace(trace))[:limit]
     if draw_pixels:
-        from mmpack.smoke.probe_samples import draw_pixels as drawn
+        from mmpack.demo.probe_samples import draw_pixels as drawn
 
         drawn(samples)
     elif media_root is None:

@@ -50,7 +50,7 @@ def parse(text: str) -> Spec:
         raise ArgumentError(
             f"probe: {text!r:.80} is not a side. "
             f"Fix: pass a file that ends in {SUFFIX}, or hf:DIR, tiny:FAMILY, vllm:DIR, "
-            "python:MODULE:FUNCTION, each with ?option=value&…; or `mmpack probe chain`"
+            "python:MODULE:FUNCTION, each with ?option=value&…"
         )
     name, _, query = rest.partition("?")
     try:
@@ -126,7 +126,7 @@ class Sides:
         key = f"{spec.kind}:{spec.name}:{seed}"
         if key not in self._loaded:
             if spec.kind == "tiny":
-                from mmpack.smoke.tiny_models import tiny_model
+                from mmpack.demo.tiny_models import tiny_model
 
                 self._loaded[key] = tiny_model(spec.name, seed)
             else:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import completion
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from mmpack._version import __version__
 from mmpack.cli.output import OUTPUTS, REWRITTEN, refuse_shared
@@ -22,15 +22,6 @@ from mmpack.files import Identity, identity, inputs_kept
 
 COMPLETE = "_MMPACK_COMPLETE"
 CHECKPOINT = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
-
-
-class Commands(TyperGroup):
-    """Subcommands, some with names of two words."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if " ".join(args[:2]) in self.commands:
-            args = [" ".join(args[:2]), *args[2:]]
-        return super().resolve_command(ctx, args)
 
 
 class Command(TyperCommand):

@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 import typer
 
 from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit
+from mmpack.demo.options import SmokeOptions
 from mmpack.errors import require
-from mmpack.smoke.options import SmokeOptions
 
 
 def command(as_json: bool = False, out: Path | None = None, **options: Any) -> int:
@@ -23,7 +23,7 @@ def command(as_json: bool = False, out: Path | None = None, **options: Any) -> i
         require(package, "smoke", "mmpack smoke")
     if options["video"]:
         require("av", "video", "mmpack smoke --video")
-    from mmpack.smoke.run import run
+    from mmpack.demo.run import run
 
     # with --json, stdout holds only the document
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

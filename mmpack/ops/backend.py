@@ -1,8 +1,8 @@
 """Which implementation of an op runs: chosen by device, by what is installed and by MMPACK_BACKEND, never by trying.
 
-`torch` runs on anything, `triton` on CUDA and ROCm devices (on the CPU under TRITON_INTERPRET=1), `cuda` (csrc/) on
-CUDA devices. `auto` takes the first of an op's kernels that can run, else torch. Each op declares itself beside its
-code, as an `Op`; its home has a module per backend, of that name.
+`torch` runs on anything, `triton` on CUDA and ROCm devices (on the CPU under TRITON_INTERPRET=1). `auto` takes Triton
+where it can run, else torch. Each op declares itself beside its code, as an `Op`; its home has a module per backend, of
+that name.
 """
 
 from __future__ import annotations
@@ -16,35 +16,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import BackendError
-from mmpack.ops import first_use, native
+from mmpack.ops import first_use
 
 if TYPE_CHECKING:
     import torch
 
-BACKENDS = ("torch", "triton", "cuda")
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One implementation of an op besides plain torch, and the dtypes that it takes."""
-
-    backend: str
-    only: tuple[str, ...] = ()  # names of dtypes as "uint8"; (): all but `never`
-    never: tuple[str, ...] = ()
-    why: str = ""  # the reason where a dtype does not fit, with {dtype} in its place
+BACKENDS = ("torch", "triton")
 
 
 @dataclass(frozen=True)
 class Op:
-    """An op of `BACKENDS`: `home` is the package whose modules `torch`, `triton` and `cuda` implement it."""
+    """An op: the modules `torch` and `triton` of the package `home` implement it."""
 
     name: str
     home: str
-    kernels: tuple[Kernel, ...]  # in the order in which auto takes them
+    only: tuple[
+        str, ...
+    ] = ()  # names of dtypes that Triton's kernel takes, as "uint8"; (): all but `never`
+    never: tuple[str, ...] = ()
+    why: str = ""  # the reason where a dtype does not fit, with {dtype} in its place
 
 
 def implementation(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """The module that runs `op`: `torch`, `triton` or `cuda` of its home. Arguments and errors as of `choose`."""
+    """The module that runs `op`: `torch` or `triton` of its home. Arguments and errors as of `choose`."""
     return _module(op.home, choose(op, device, dtype))
 
 
@@ -57,16 +51,14 @@ def choose(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> st
     if wanted == "auto":
         if device.type == "cpu":
             return "torch"
-        able = (k.backend for k in op.kernels if _why_not(k, device, dtype) is None)
-        return next(able, "torch")
+        return "torch" if _why_not(op, device, dtype) else "triton"
     if wanted not in BACKENDS:
         raise BackendError(
             f"MMPACK_BACKEND is {wanted!r}. Fix: use one of auto, {', '.join(BACKENDS)}"
         )
     if wanted == "torch":
         return wanted
-    kernel = next((k for k in op.kernels if k.backend == wanted), None)
-    reason = f"the op has no {wanted} kernel" if kernel is None else _why_not(kernel, device, dtype)
+    reason = _why_not(op, device, dtype)
     if reason is not None:
         raise BackendError(
             f"{op.name}: MMPACK_BACKEND is {wanted}, but {reason}. Fix: set MMPACK_BACKEND=auto"
@@ -89,21 +81,15 @@ def _reported(op: Op, device: torch.device) -> tuple[str | None, str]:
         return backend, f"MMPACK_BACKEND={forced}"
     if device.type == "cpu":
         return backend, "on a CPU"
-    reasons = {k.backend: _why_not(k, device, None) for k in op.kernels}
-    passed = "; ".join(f"{b}: {reason}" for b, reason in reasons.items() if reason)
-    return backend, passed or "the first that can run"
+    return backend, _why_not(op, device, None) or "it can run"
 
 
-def _why_not(kernel: Kernel, device: torch.device, dtype: torch.dtype | None) -> str | None:
-    """Why the kernel can't run on `device`; None where it can."""
-    if dtype is not None and (kernel.only or kernel.never):
+def _why_not(op: Op, device: torch.device, dtype: torch.dtype | None) -> str | None:
+    """Why Triton's kernel can't run on `device`; None where it can."""
+    if dtype is not None and (op.only or op.never):
         name = str(dtype).removeprefix("torch.")
-        if name in kernel.never or (kernel.only and name not in kernel.only):
-            return kernel.why.format(dtype=dtype)
-    return _why_no_triton(device) if kernel.backend == "triton" else _why_no_cuda(device)
-
-
-def _why_no_triton(device: torch.device) -> str | None:
+        if name in op.never or (op.only and name not in op.only):
+            return op.why.format(dtype=dtype)
     if not _installed("triton"):
         return "triton is not installed (pip install 'mmpack[triton]')"
     if device.type == "cpu":
@@ -111,12 +97,6 @@ def _why_no_triton(device: torch.device) -> str | None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         return None if interpreted else "triton runs on the CPU only under TRITON_INTERPRET=1"
     return None if device.type == "cuda" else f"triton has no {device.type} device"
-
-
-def _why_no_cuda(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"csrc/ has no {device.type} code"
-    return native.why_not()
 
 
 @functools.cache

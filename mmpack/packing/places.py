@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,9 @@ class LossPlaces:
         np.ndarray
     )  # [R, 5]: sample, turn (-1: none), first token of the sample, start and stop on the loss axis
     regions: np.ndarray  # [regions, 3]: sample, start, stop on the loss axis
+    more: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 5), np.int64)
+    )  # runs only for scores of turns
 
     @classmethod
     def of(

@@ -9,7 +9,6 @@ from typing import Any
 from mmpack.planning.arrange import TAKEN, Arranged, Unit, Work
 from mmpack.planning.counts import NOTHING, Counts, summed
 
-
 # the types that a saved plan's figures have
 STATS: dict[str, Any] = (
     dict.fromkeys(

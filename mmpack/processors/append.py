@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +12,7 @@ from mmpack.errors import ArgumentError
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, as_logprobs, template_options
 from mmpack.processors.build import COMPUTED, Layout, build_sample
-from mmpack.processors.conversation import after_a_turn, source_of
+from mmpack.processors.conversation import PAST, after_a_turn, source_of
 from mmpack.processors.expand import expanded_ids
 from mmpack.processors.messages import parts_of
 from mmpack.processors.replay import Replay, joined_replay
@@ -53,7 +52,13 @@ class Turns(Layout, Protocol):
 
     def media_from(self, items: Sequence[Any]) -> list[Medium]: ...
 
-    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str: ...
+    def rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        options: dict[str, Any],
+        since: int = 0,
+        invented: int = 0,
+    ) -> str: ...
 
     def encoded(
         self, text: str, items: Sequence[Medium], before: Sequence[Medium]
@@ -136,7 +141,11 @@ def _observed(
         for i, (kind, item) in enumerate(parts)
         for view in processor.views(item, f"processor: media[{i}]", kind)
     ]
-    render = functools.partial(processor.render, **template_options(given.template_kwargs))
+    options = template_options(given.template_kwargs)
+
+    def render(messages: Sequence[dict[str, Any]], **more: Any) -> str:
+        return processor.rendered(messages, {**options, **more}, PAST, PAST)
+
     shown = [views[0].modality for views in pictures(before)]
     ending, text = after_a_turn(render, given.messages, shown)
     ids, end = processor.encoded(text, items, before), processor.encoded(ending, (), before)

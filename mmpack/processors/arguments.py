@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,12 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         if empty or not isinstance(content, (str, list, tuple, type(None))):
             raise ArgumentError(
                 f"{where} has the content {shown(content)}, expected a str or a list of parts. {fix}"
+            )
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(c, Mapping) for c in calls):
+            raise ArgumentError(
+                f"{where} has the tool_calls {shown(calls)}, expected a list of objects. "
+                "Fix: pass dicts, as model_dump() makes"
             )
     if not len(messages):
         raise ArgumentError(f"processor: {name} is empty. {fix}")

@@ -6,13 +6,15 @@ A template is asked, not read: beginnings of the conversation are rendered, and 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, TemplateWarning, callers_level
 
 Render = Callable[..., str]  # (messages, add_generation_prompt=…) -> text
 _ANSWER = "[mmpack: the answer]"
+PAST = 2  # messages that `after_a_turn` invents
 
 
 def assistant_turns(
@@ -41,11 +43,34 @@ def assistant_turns(
                 "from the sampled ids, or pass a chat_template that leaves turns as they are"
             )
         turns.append((len(before), len(after.rstrip())))
+        warn_of_opening(after[len(before) :], message, f"messages[{k}]")
     if not turns:
         raise ArgumentError(
             "processor: assistant_loss=True, but no message is an assistant's. Fix: leave it out, or pass response_ids"
         )
     return turns
+
+
+def warn_of_opening(turn: str, message: dict[str, Any], name: str) -> None:
+    """Warn where a turn begins with what the template wrote, as one that opens `<think>` in the prompt and in turns.
+
+    A turn whose message has no text, or thoughts under a key of their own, may begin with a tag.
+    """
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text") or "" for part in content)
+    own, begins = content.strip(), turn.split(maxsplit=1)[:1]
+    if not own or any("reason" in key or "think" in key for key, value in message.items() if value):
+        return
+    if turn.lstrip().startswith(own) or (begins and begins[0] in own):
+        return
+    warnings.warn(
+        f"processor: the turn of {name} begins with {turn.strip()[:24]!r}, which the chat template wrote and the "
+        "message does not hold, and the loss covers it. Fix: pass the sampled ids as response_ids, or a "
+        "chat_template that writes the message's own text behind the generation prompt",
+        TemplateWarning,
+        stacklevel=callers_level(),
+    )
 
 
 def sources(messages: Sequence[dict[str, Any]]) -> list[str]:
@@ -80,7 +105,7 @@ def after_a_turn(
         )
     seen = [{"type": kind} for kind in modalities]
     past = [
-        {"role": "user", "content": [*seen, {"type": "text", "text": "?"}]},
+        {"role": "user", "content": [*seen, {"type": "text", "text": "?"}] if seen else "?"},
         {"role": "assistant", "content": _ANSWER},
     ]
     closed = render(past, add_generation_prompt=False)

@@ -1,4 +1,4 @@
-"""`data:` URLs (RFC 2397): bytes written as text, so nothing is fetched."""
+"""Media as rows and requests hold them: `data:` URLs (RFC 2397), base64, cells of `datasets`. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ def is_data_url(item: Any) -> bool:
 def loaded(item: Any, where: str) -> Any:
     """`item` with the bytes of a `data:` URL in its place, also in a video's pair; all else as it is.
 
+    A cell `{"bytes": …, "path": …}`, as `datasets` has pictures before it decodes them, becomes its bytes, else its
+    path.
     Raises: ArgumentError.
     """
+    if isinstance(item, dict) and item.keys() and item.keys() <= {"bytes", "path"}:
+        item = next((item[name] for name in ("bytes", "path") if item.get(name) is not None), None)
+        if item is None:
+            raise ArgumentError(f"{where} has neither bytes nor a path. Fix: pass the file's bytes")
     if isinstance(item, (tuple, list)) and item and is_data_url(item[0]):
         return type(item)([loaded(item[0], where), *item[1:]])
     if not is_data_url(item):

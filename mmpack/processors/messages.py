@@ -1,8 +1,9 @@
-"""The media of chat messages, in order of their content parts."""
+"""The content parts of chat messages: the media that they hold, in order, and the parts as chat templates know them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -20,11 +21,21 @@ _BESIDE = {
     "audio": set(),
 }
 _REMOTE = ("url", "image_url", "video_url", "audio_url", "base64")
-# parts of OpenAI's that hold a medium and that no chat template knows: it would leave them out without a word
-_UNKNOWN = {
-    "input_audio": 'pass {"type": "audio", "audio": …} with its bytes, to a family with audio input',
+KINDS = ("image", "video", "audio")
+# types of parts, and the keys that hold a part's medium: what each is; None: the type says it
+_TYPES = {name: k for k in KINDS for name in (k, f"{k}_url", f"input_{k}")} | {"image_pil": "image"}
+_HOLDERS = {**_TYPES, "url": None, "base64": None, "path": None}
+# beside a medium: names, and hints for other readers of the same part
+_NAMES = ("id", "uuid", "detail", "format", "mime_type", "media_type")
+# parts that hold a medium, or what became of it, in a form that is not read
+_UNREAD = {
     "file": "pass its pages as pictures, or its text",
     "input_file": "pass its pages as pictures, or its text",
+    "file_id": 'pass {"type": "image", "image": …} with the bytes of the file',
+    "inline_data": 'pass {"type": "image", "base64": …} with its data',
+    "file_data": 'pass {"type": "image", "image": …} with the bytes of the file',
+    "image_embeds": 'pass {"type": "image", "image": …} with the picture itself',
+    "audio_embeds": 'pass {"type": "audio", "audio": …} with the sound itself',
 }
 _INSTEAD = {
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
@@ -83,70 +94,108 @@ def parts_of(
 
 
 def kind_of_part(part: Any, where: str) -> str | None:
-    """`image`, `video`, `audio`, or None for text. A video part that holds an audio is a video with its sound."""
+    """`image`, `video`, `audio`, or None for text. A video part that holds an audio is a video with its sound.
+
+    Raises: ArgumentError for a medium that can't be read, and for more than one.
+    """
     if not isinstance(part, dict):
         raise ArgumentError(
             f'{where} is {type(part).__name__}, expected an object. Fix: write one such as {{"type": "text", …}}'
         )
-    remote = [name for name in _REMOTE if name in part]
-    if remote or part.get("type") in ("image_url", "video_url", "audio_url"):
-        name = (remote or [part["type"]])[0]
-        video = any("video" in str(n) for n in (part.get("type"), *part))
-        kind, what = ("video", "its ") if video else ("image", "the picture, its ")
-        if "audio" in str(part.get("type")) or "audio_url" in part:
-            kind, what = "audio", "its "
-        if remote and _text_of_bytes(part) is not None:
-            return kind
+    given = [name for name, value in part.items() if value is not None]
+    for name, fix in _UNREAD.items():
+        if name in given or part.get("type") == name:
+            raise ArgumentError(f"{where} holds {name!r}, which mmpack can't read. Fix: {fix}")
+    kind = _TYPES.get(str(part.get("type")))
+    held = [name for name in given if name in _HOLDERS]
+    if kind is None:
+        kinds = [
+            _HOLDERS[name] or "image" for name in held if _HOLDERS[name] or not part.get("type")
+        ]
+        if not kinds:
+            return None
+        kind = "video" if "video" in kinds else kinds[0]
+    media = [name for name in held if kind != "video" or _HOLDERS[name] != "audio"]
+    if len(media) > 1 or any(_HOLDERS[name] not in (None, kind) for name in media):
         raise ArgumentError(
-            f"{where} has a {name!r}, and mmpack fetches nothing. "
+            f"{where} of type {part.get('type')!r:.40} holds {' and '.join(map(repr, media))}. "
+            "Fix: write one part for each medium, of its type"
+        )
+    remote = next((name for name in media if name in _REMOTE), None)
+    if remote is not None and _text_of_bytes(part) is None:
+        what = "the picture, its " if kind == "image" else "its "
+        raise ArgumentError(
+            f"{where} has a {remote!r}, and mmpack fetches nothing. "
             f'Fix: pass {{"type": "{kind}", "{kind}": …}} with {what}bytes or a path below media_root'
         )
-    for kind in ("image", "video", "audio"):
-        if part.get("type") == kind or kind in part:
-            return kind
-    for name, fix in _UNKNOWN.items():
-        if part.get("type") == name:
-            raise ArgumentError(
-                f"{where} is of type {name}, which no chat template reads. Fix: {fix}"
-            )
-    return None
+    return kind
 
 
-def plain_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` as templates know them: parts of type `image_url` or `video_url` become bare ones."""
-    return [
-        {**message, "content": [_plain(part) for part in message["content"]]}
-        if isinstance(message.get("content"), (list, tuple))
-        else message
-        for message in messages
-    ]
+def plain_messages(messages: Sequence[dict[str, Any]], decode: bool = True) -> list[dict[str, Any]]:
+    """`messages` as templates know them: parts bare of their media, and no key without content.
+
+    `decode`: the arguments of tool calls that are an object's JSON become the object.
+    """
+    return [_plain_message(m, f"processor: messages[{i}]", decode) for i, m in enumerate(messages)]
 
 
-def _plain(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    if part.get("type") in ("image_url", "video_url", "audio_url"):
-        return {"type": part["type"].removesuffix("_url")}
-    if "audio" in part and (part.get("type") == "video" or "video" in part):
-        return {"type": "video"}  # templates would write an audio
-    return part
+def _plain_message(message: dict[str, Any], where: str, decode: bool) -> dict[str, Any]:
+    empty = {
+        name for name, v in message.items() if v is None or (isinstance(v, (list, tuple)) and not v)
+    }
+    out = {name: v for name, v in message.items() if name == "content" or name not in empty}
+    if isinstance(out.get("content"), (list, tuple)):
+        parts = enumerate(out["content"])
+        out["content"] = [plain_part(part, f"{where}.content[{p}]") for p, part in parts]
+    if out.get("tool_calls"):
+        out["tool_calls"] = [_plain_call(call, decode) for call in out["tool_calls"]]
+    return out
+
+
+def plain_part(part: Any, where: str) -> dict[str, Any]:
+    """`part` with its type in place of its medium; what else it holds stays."""
+    kind = kind_of_part(part, where)
+    known = {name: value for name, value in part.items() if value is not None}
+    if kind is None:
+        return known
+    rest = {k: v for k, v in known.items() if k not in _HOLDERS and k not in (*_NAMES, "type")}
+    return {"type": kind, **rest}
+
+
+def _plain_call(call: Mapping[str, Any], decode: bool) -> dict[str, Any]:
+    """OpenAI writes the arguments of a call as JSON text; templates write an object as JSON themselves."""
+    call = {name: value for name, value in call.items() if value is not None}
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _plain_call(call["function"], decode)}
+    if decode and isinstance(call.get("arguments"), str):
+        try:
+            arguments = json.loads(call["arguments"])
+        except (ValueError, RecursionError):
+            return call  # as the model wrote it
+        if isinstance(arguments, dict):
+            call["arguments"] = arguments
+    return call
 
 
 def _item_of(part: dict[str, Any], kind: str, where: str) -> Any:
     """The medium that a part holds, decoded where it is text; None if it holds none. Raises: ArgumentError."""
     text = _text_of_bytes(part)
     if text is None:
-        return loaded(part.get(kind, part.get("path")), where)
+        held = (kind, "path", *(name for name, what in _HOLDERS.items() if what == kind))
+        return loaded(next((part[n] for n in held if part.get(n) is not None), None), where)
     return loaded(text, where) if is_data_url(text) else from_base64(text, where)
 
 
 def _text_of_bytes(part: dict[str, Any]) -> str | bytes | None:
     """The `data:` URL or `base64` of a part that holds bytes as text; None if it doesn't."""
-    given = next((part[name] for name in _REMOTE if name in part), None)
+    heard = part.get("input_audio")
+    if isinstance(heard, dict) and isinstance(heard.get("data"), (str, bytes)):
+        return heard["data"]
+    given = next((part[name] for name in _REMOTE if part.get(name) is not None), None)
     if isinstance(given, dict):
         # {"image_url": {"url": …}}
         given = given.get("url")
-    in_base64 = "base64" in part and isinstance(given, (str, bytes))
+    in_base64 = part.get("base64") is not None and isinstance(given, (str, bytes))
     return given if in_base64 or is_data_url(given) else None
 
 

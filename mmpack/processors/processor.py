@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mmpack.errors import LossWarning, callers_level
 from mmpack.layout.occurrences import context_ids
 from mmpack.processors.append import Observation, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, template_options
@@ -44,8 +45,9 @@ class Processor(MediaMaker, PromptWriter):
 
         Args:
             messages: chat messages; images in content parts `{"type": "image", "image": …}` (Pillow, uint8 [h, w, 3],
-                bytes, a `data:` URL or a path below `media_root`), `{"type": "image", "path": …}`, or bare
-                `{"type": "image"}` with `media` in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a
+                bytes, a `data:` URL, a cell `{"bytes": …, "path": …}` or a path below `media_root`), `{"type": "image",
+                "path": …}`, OpenAI's and vLLM's `image_url` and `image_pil`, or bare `{"type": "image"}` with `media`
+                in order. Videos likewise, `{"type": "video", "video": …}`: bytes or a
                 path; either with the plan of the other side, `(file, plan)`; frames that were sampled already (uint8
                 [n, h, w, 3] or pictures), `(frames, {"fps": …})`; or a `Medium`.
             response_ids: the sampled ids, never decoded and encoded again; all of them are loss tokens.
@@ -55,7 +57,9 @@ class Processor(MediaMaker, PromptWriter):
             template_kwargs: of the chat template, such as `tools` or `enable_thinking`.
             fields: any other field of Sample, as it is.
 
-        Raises: ArgumentError, LayoutError, VideoError.
+        Raises: ArgumentError, also for each part, key, tool call or keyword that the template does not write;
+        LayoutError, VideoError. Warns (TemplateWarning) where a turn begins with what only the template says, and where
+        the template leaves out thoughts of earlier turns.
         """
         items = [
             view
@@ -67,8 +71,11 @@ class Processor(MediaMaker, PromptWriter):
         text = self.render(messages, **options)
         turns = []
         if assistant_loss:
-            render = functools.partial(self.render, **template_options(template_kwargs))
-            turns = assistant_turns(render, messages, text)
+            turns = assistant_turns(
+                lambda given, **more: self.rendered(given, {**options, **more}, since=len(given)),
+                messages,
+                text,
+            )
         prompt, spans = self._encoded_turns(text, turns, items)
         response = as_ids(
             () if response_ids is None else response_ids, self.vocab_size, "response_ids"
@@ -96,7 +103,7 @@ class Processor(MediaMaker, PromptWriter):
         input_ids: Sequence[int] | np.ndarray,
         media: Sequence[Any] = (),
         expanded: bool = True,
-        loss_spans: Sequence[LossSpan | tuple[int, int]] = (),
+        loss_spans: Sequence[LossSpan | tuple[int, int]] | None = None,
         *,
         sample_id: str,
         group_id: str | None = None,
@@ -110,14 +117,15 @@ class Processor(MediaMaker, PromptWriter):
                 placeholders outside the loss spans. Of a recorded video with a `source` below `media_root` the very
                 frames are decoded again.
             loss_spans: LossSpan or (start, stop), counted in `input_ids` as given. A placeholder within them was
-                sampled: it stands for no medium, and `validate` names it.
+                sampled: it stands for no medium, and `validate` names it. None: nothing is trained, which is a
+                LossWarning; a context passes ().
             fields: any other field of Sample, as it is (spans counted in expanded ids).
 
         Raises: ArgumentError, LayoutError where runs and media contradict each other.
         """
         ids = as_ids(input_ids, self.vocab_size)
         items = self.media_from(media)
-        spans = as_spans(loss_spans, len(ids))
+        spans = as_spans(() if loss_spans is None else loss_spans, len(ids))
         if not expanded:
             sampled = covered(spans, len(ids))
             context = context_ids(ids, sampled, self.family)
@@ -136,6 +144,13 @@ class Processor(MediaMaker, PromptWriter):
                 for s in spans
             ]
             ids = whole
+        if loss_spans is None:
+            warnings.warn(
+                f"from_ids: {sample_id!r:.60} has no loss_spans, so nothing of it is trained. "
+                "Fix: pass the spans of sampled ids, or loss_spans=() for a context",
+                LossWarning,
+                stacklevel=callers_level(),
+            )
         return build_sample(
             self, ids, items, spans, sample_id=sample_id, group_id=group_id, **fields
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy as np
 from mmpack.errors import ArgumentError, require
 from mmpack.processors.arguments import check_messages
 from mmpack.processors.expand import repeated, with_runs
-from mmpack.processors.messages import plain_parts
+from mmpack.processors.messages import plain_messages
 from mmpack.processors.parts import Parts
 from mmpack.processors.views import counted, pictures
+from mmpack.processors.written import check_read, check_written
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
 
@@ -22,17 +24,53 @@ class PromptWriter(Parts):
     """The chat template and the tokenizer, with media between the words."""
 
     def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
-        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt."""
+        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt.
+
+        Raises: ArgumentError, also for a part, a key, a tool call or a keyword that the template does not write.
+        """
+        return self.rendered(messages, template_kwargs)
+
+    def rendered(
+        self,
+        messages: Sequence[dict[str, Any]],
+        options: dict[str, Any],
+        since: int = 0,
+        invented: int = 0,
+    ) -> str:
+        """`render`; see `check_written` for `since` and `invented`."""
         if self.chat_template is None:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: pass one, wrap_processor(…, chat_template=…)"
             )
         check_messages(messages)
-        options = {"add_generation_prompt": True} | template_kwargs
+        options = {"add_generation_prompt": True} | options
+        prompt_ids = self.family.prompt_ids
+        pads = self.tokenizer.convert_ids_to_tokens(list(prompt_ids.values()))
+        signs = dict(zip(prompt_ids, pads, strict=True))
+
+        def checked(plain: list[dict[str, Any]]) -> str:
+            text = self._text(plain, options)
+            if since < len(plain):
+                check_written(self._text, plain, options, text, signs, since, invented)
+                check_read(self._text, plain, options, text, str(self.chat_template))
+            return text
+
+        plain = plain_messages(messages)
+        try:
+            return checked(plain)
+        except ArgumentError:  # DeepSeek's template, say, reads the arguments of calls as texts
+            as_texts = plain_messages(messages, decode=False)
+            if as_texts == plain:
+                raise
+            with suppress(ArgumentError):
+                return checked(as_texts)
+            raise
+
+    def _text(self, plain: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
         template_error = require("jinja2", "hf", "a chat template").TemplateError
         try:
             text: str = self.tokenizer.apply_chat_template(
-                plain_parts(messages), chat_template=self.chat_template, tokenize=False, **options
+                plain, chat_template=self.chat_template, tokenize=False, **options
             )
         except (template_error, TypeError, RecursionError) as error:
             why = " ".join(str(error).split())[:200]

@@ -1,21 +1,24 @@
 """Samples that a run could not use, and why: a file of JSON Lines that grows while the run goes on.
 
-A letter with its sample is the sample's record of a trace, with `dead_letter` in its metadata; any trace command reads
-it. A letter without one (a record that is none, an item that could not be made) holds what there is of it.
+A letter with its sample is the sample's record of a trace, with the key `dead_letter`, which readers take for metadata;
+any trace command reads it. A letter without one (a record that is none, an item that could not be made) holds what
+there is of it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 from mmpack.errors import ArgumentError, SchemaError, UnwrittenWarning, one_line
 from mmpack.schema.jsonl import dump_json
@@ -23,6 +26,8 @@ from mmpack.schema.rules.problems import structured
 from mmpack.schema.sample import Sample
 
 KEPT = 2000  # characters of a record that is no sample, and of a reason
+BEGIN = b'{"dead_letter":'  # of each line, so that one that a killed writer left is known
+LONGEST = 2**28  # bytes of a line; a longer one is no letter
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -48,8 +53,7 @@ class DeadLetter:
         if sample is not None:
             sample, faults = structured(sample)
             if not faults:
-                metadata = {**sample.metadata, "dead_letter": about}
-                return dump_json(replace(sample, metadata=metadata).to_dict(numpy=True))
+                return dump_json({"dead_letter": about, **sample.to_dict(numpy=True)})
             record = repr(self.sample)
         return dump_json({"dead_letter": {**about, "name": self.name}, "record": record})
 
@@ -57,14 +61,9 @@ class DeadLetter:
     def of_line(cls, line: str) -> DeadLetter:
         """What `line` wrote; the note is in the sample's metadata no more. Raises: TraceError, ValueError, KeyError."""
         record = json.loads(line)
-        about = record.get("dead_letter")
-        if about is not None:
-            return cls(about["code"], about["reason"], about["place"], None, record["record"])
-        sample = Sample.from_dict(record)
-        about = sample.metadata["dead_letter"]
-        rest = {name: value for name, value in sample.metadata.items() if name != "dead_letter"}
-        sample = replace(sample, metadata=rest)
-        return cls(about["code"], about["reason"], about["place"], sample)
+        about = record.pop("dead_letter")
+        sample = None if "name" in about else Sample.from_dict(record)
+        return cls(about["code"], about["reason"], about["place"], sample, record.get("record"))
 
 
 def letter_of(
@@ -93,12 +92,12 @@ def _of_system(error: BaseException | None) -> str:
 class DeadLetters:
     """The letters of a run, and of the runs that it goes on from; in a file that processes may share.
 
-    Args: `path`: of JSON Lines; made with the first letter.
+    Args: `path`: of JSON Lines; made with the first letter. A file of anything else is refused and stays as it is.
 
     `len` and `counts` (code -> letters) are of this object's own letters. A letter is appended whole or not at all, and
-    once: a sample that is there already, by whichever process, is not written again. Where the file can't be written,
-    letters wait in memory, a warning says so once, and `add` and `flush` try again: a run does not end for want of its
-    letters. Raises: ArgumentError.
+    once: a sample that is there already, by whichever process, is not written again. The file may be rotated (moved
+    away) or emptied while the run goes on. Where it can't be written, letters wait in memory, a warning says so once,
+    and `add` and `flush` try again: a run does not end for want of its letters. Raises: ArgumentError.
 
     Example:
         >>> import tempfile, mmpack as mp
@@ -117,10 +116,19 @@ class DeadLetters:
         self.path = Path(path)
         self.counts: Counter[str] = Counter()
         self._waiting: list[DeadLetter] = []
-        self._names: set[str] = set()  # of the letters in the file, as far as it was read
         self._own: set[str] = set()
-        self._read = 0
         self._warned = False
+        self._begin_anew(None)
+        try:
+            with self._opened(os.O_RDONLY) as file:
+                _check_first(file)
+        except _NoLetters as error:
+            raise ArgumentError(
+                f"DeadLetters: {self.path} {error.strerror}. Fix: pass the name of a new file, or of one that "
+                "DeadLetters wrote"
+            ) from None
+        except OSError:  # none yet, or one that `add` warns of
+            pass
 
     def add(self, letters: DeadLetter | Iterable[DeadLetter]) -> None:
         """Write letters, each with a name of its own once."""
@@ -156,21 +164,33 @@ class DeadLetters:
         return self.counts.total()
 
     def read(self) -> Iterator[DeadLetter]:
-        """All letters in the file, in order; of a line that is cut or no letter, none."""
+        """All letters in the file, in order; lines that are cut or no letter are skipped."""
         if self.path.exists():
-            with self.path.open("rb") as file:
-                for line in file:
-                    letter = _parsed(line)
-                    if letter is not None:
-                        yield letter
+            with self._opened(os.O_RDONLY) as file:
+                yield from (letter for _, letter in _letters(file) if letter is not None)
+
+    def _opened(self, flags: int) -> IO[bytes]:
+        """Raises: OSError, also for what is no regular file: a device or a pipe may have no end."""
+        file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise _NoLetters("is no regular file")
+        return os.fdopen(file, "rb" if flags == os.O_RDONLY else "r+b", buffering=0)
+
+    def _begin_anew(self, file: tuple[int, int] | None) -> None:
+        """Note that nothing of `file` (device and inode) was read yet."""
+        self._file = file
+        self._names: set[str] = set()  # of the letters in the file, as far as it was read
+        self._read, self._last = 0, b""  # so many bytes, and the last line of them
 
     def _append(self) -> None:
         """Under a lock that all writers take. Raises OSError, with the file as it was."""
-        with self.path.open("a+b", buffering=0) as file:
+        with self._opened(os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             end = self._caught_up(file)
             new = {x.name: x for x in self._waiting if x.name not in self._names}
-            text = "".join(letter.line() + "\n" for letter in new.values()).encode()
+            lines = [(letter.line() + "\n").encode() for letter in new.values()]
+            text = b"".join(lines)
             try:
                 while text:
                     text = text[file.write(text) :]
@@ -180,20 +200,61 @@ class DeadLetters:
                 raise
             self._names |= new.keys()
             self._read = file.seek(0, os.SEEK_END)
+            self._last = lines[-1] if lines else self._last
             self._waiting.clear()
 
-    def _caught_up(self, file: Any) -> int:
-        """Note what others wrote meanwhile, and cut off a line that a killed writer left; where the file ends then."""
+    def _caught_up(self, file: IO[bytes]) -> int:
+        """Note what others wrote meanwhile, and cut off a line that a killed writer left; where the file ends then.
+
+        A file that was rotated or emptied since is read from its beginning.
+        """
+        status = os.fstat(file.fileno())
+        file.seek(max(self._read - len(self._last), 0))
+        if self._file != (status.st_dev, status.st_ino) or file.read(len(self._last)) != self._last:
+            self._begin_anew((status.st_dev, status.st_ino))
+            _check_first(file)
         file.seek(self._read)
-        data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            letter = _parsed(line)
+        for line, letter in _letters(file):
+            if not line.endswith(b"\n") and len(line) < LONGEST:
+                _check_begin(line)
+                file.truncate(self._read)
+                break
+            self._read, self._last = self._read + len(line), line
             if letter is not None:
                 self._names.add(letter.name)
-        self._read += len(whole)
-        file.truncate(self._read)
         return self._read
+
+
+class _NoLetters(OSError):
+    """The file is not one of letters; nothing may be written to it."""
+
+    def __init__(self, why: str):
+        super().__init__(errno.EINVAL, why)
+
+
+def _letters(file: IO[bytes]) -> Iterator[tuple[bytes, DeadLetter | None]]:
+    """Each line from here on, and its letter."""
+    lines = io.BufferedReader(file)  # type: ignore[type-var]
+    try:
+        while line := lines.readline(LONGEST):
+            yield line, _parsed(line)
+    finally:
+        lines.detach()
+
+
+def _check_first(file: IO[bytes]) -> None:
+    """Raises: _NoLetters, if the first line is neither a letter nor the beginning of one."""
+    file.seek(0)
+    line = next((line for line, _ in _letters(file)), b"")
+    if line.endswith(b"\n") and _parsed(line) is None:
+        raise _NoLetters("holds lines that are no letters")
+    _check_begin(line)
+
+
+def _check_begin(line: bytes) -> None:
+    """Raises: _NoLetters, if no killed writer can have left `line`."""
+    if not line.startswith(BEGIN[: len(line)]):
+        raise _NoLetters("ends in a line that is no letter")
 
 
 def _parsed(line: bytes) -> DeadLetter | None:

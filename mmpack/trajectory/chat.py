@@ -6,7 +6,6 @@ prompt would be, and marked: `Turn.metadata["reencoded"]` lists "context", "resp
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,8 +15,8 @@ import numpy as np
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, template_options
-from mmpack.processors.conversation import source_of
-from mmpack.processors.messages import kind_of_part, parts_of
+from mmpack.processors.conversation import source_of, warn_of_opening
+from mmpack.processors.messages import KINDS, parts_of, plain_part
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -76,7 +75,7 @@ def from_chat(
         raise ArgumentError(
             "from_chat: no message is an assistant's. Fix: pass a conversation with answers"
         )
-    shown, items = _media_of(given, media, processor)
+    shown, _ = _media_of(given, media, processor)
     turns: list[Turn] = []
     sample: Sample | None = None
     begin = 0
@@ -90,7 +89,7 @@ def from_chat(
         if answer is None:
             text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
             answer = Answer(processor.encoded(text, ()), None, False)
-        asked, own = shown[begin:k], [m for i in range(begin, k) for m in items[i]]
+        asked = shown[begin:k]
         source = source_of([m["role"] for m in asked])
         if sample is None:
             sample = processor(
@@ -98,14 +97,12 @@ def from_chat(
                 answer.ids,
                 sample_id=trajectory_id,
                 group_id=group_id,
-                media=own,
                 template_kwargs=template_kwargs,
             )
         else:
             sample = processor.append(
                 sample,
                 messages=asked,
-                media=own,
                 source=source,
                 response_ids=answer.ids,
                 template_kwargs=template_kwargs,
@@ -157,8 +154,7 @@ def from_calls(
         where = f"from_calls: calls[{i}]"
         request, response = _call(call, where)
         given = _messages(request.get("messages"), f"{where}.messages")
-        shown, items = _media_of(given, (), processor)
-        own = [m for of_message in items for m in of_message]
+        shown, own = _media_of(given, (), processor)
         options = {**template_options(template_kwargs)}
         if request.get("tools") is not None:
             options.setdefault("tools", request["tools"])
@@ -171,9 +167,9 @@ def from_calls(
             ids = b"" if known is None else as_ids(known, processor.vocab_size).tobytes()
             if ids not in contexts:
                 contexts[ids] = (
-                    processor(shown, media=own, template_kwargs=options, **named)
+                    processor(shown, template_kwargs=options, **named)
                     if known is None
-                    else processor.from_ids(known, own, expanded, **named)
+                    else processor.from_ids(known, own, expanded, (), **named)
                 )
             context = contexts[ids]
             message = _message(choice.get("message"), f"{at}.message")
@@ -220,7 +216,7 @@ def _messages(given: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _message(given: Any, where: str) -> dict[str, Any]:
-    """A message as templates read it: content is a text or parts, a tool call's arguments an object."""
+    """A message whose content is a text or parts, and whose tool calls are dicts."""
     message = _plain(given, where)
     if not isinstance(message.get("role"), str):
         raise ArgumentError(f"{where} has no role. Fix: pass chat messages")
@@ -234,24 +230,8 @@ def _message(given: Any, where: str) -> dict[str, Any]:
             raise ArgumentError(
                 f"{where}.tool_calls is {kind_of(calls)}, expected a list. Fix: pass the whole object"
             )
-        message["tool_calls"] = [
-            _tool_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)
-        ]
+        message["tool_calls"] = [_plain(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(calls)]
     return message
-
-
-def _tool_call(given: Any, where: str) -> dict[str, Any]:
-    """OpenAI writes arguments as JSON text; templates write them as JSON themselves."""
-    call = _plain(given, where)
-    function = call.get("function")
-    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-        try:
-            arguments = json.loads(function["arguments"])
-        except (ValueError, RecursionError):
-            return call  # as the model wrote it
-        if isinstance(arguments, dict):
-            call["function"] = {**function, "arguments": arguments}
-    return call
 
 
 def _plain(given: Any, where: str) -> dict[str, Any]:
@@ -277,28 +257,27 @@ def _call(given: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _media_of(
     messages: list[dict[str, Any]], media: Sequence[Any], processor: Processor
-) -> tuple[list[dict[str, Any]], list[list[Medium]]]:
-    """Messages with bare parts and without what was recorded, and the media of each."""
+) -> tuple[list[dict[str, Any]], list[Medium]]:
+    """Messages with processed media and without what was recorded, and these media in order."""
     plain = [{k: v for k, v in m.items() if k not in _RECORDED} for m in messages]
-    found = iter(
-        [
-            processor.medium(item, f"processor: media[{i}]", kind)
-            for i, (kind, item) in enumerate(parts_of(plain, media))
-        ]
-    )
-    shown, items = [], []
+    items = [
+        processor.medium(item, f"processor: media[{i}]", kind)
+        for i, (kind, item) in enumerate(parts_of(plain, media))
+    ]
+    left = iter(items)
+    shown = []
     for m, message in enumerate(plain):
-        own: list[Medium] = []
-        content = message["content"]
-        if not isinstance(content, str):
-            parts: list[Any] = []
-            for p, part in enumerate(content):
-                kind = kind_of_part(part, f"processor: messages[{m}].content[{p}]")
-                parts.append(part if kind is None else {"type": kind})
-                own += [next(found)] if kind is not None else []
+        if not isinstance(message["content"], str):
+            parts = []
+            for p, part in enumerate(message["content"]):
+                bare = plain_part(part, f"processor: messages[{m}].content[{p}]")
+                if (kind := bare.get("type")) in KINDS:
+                    bare[kind] = next(left)
+                    if kind == "video" and part.get("audio") is not None:
+                        bare["audio"] = next(left)
+                parts.append(bare)
             message = {**message, "content": parts}
         shown.append(message)
-        items.append(own)
     return shown, items
 
 
@@ -350,13 +329,17 @@ def _answer_text(
 ) -> str:
     """What the template writes for an answer behind its generation prompt, with the end of turn."""
     options = template_options(template_kwargs)
-    asked = processor.render(before, **{**options, "add_generation_prompt": True})
-    whole = processor.render([*before, message], **{**options, "add_generation_prompt": False})
+    count = len(before)
+    asked = processor.rendered(before, {**options, "add_generation_prompt": True}, since=count)
+    whole = processor.rendered(
+        [*before, message], {**options, "add_generation_prompt": False}, since=count
+    )
     if not whole.startswith(asked):
         raise ArgumentError(
             f"processor: message {k} as the chat template writes it does not continue the generation prompt, so "
             "the answer's text is not known. Fix: pass token_ids, or another chat_template"
         )
+    warn_of_opening(whole[len(asked) :], message, f"message {k}")
     return whole[len(asked) :].rstrip()
 
 

@@ -14,7 +14,7 @@ from mmpack.layout.occurrences import medium_key, occurrences
 from mmpack.schema.routes import rows_read
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import covered
-from mmpack.schema.turns import span_turns
+from mmpack.schema.turns import span_turns, turns_without_loss
 from mmpack.trajectory.trajectory import SCORES
 
 _SPANS = ("loss_spans", "observation_spans", "action_spans")
@@ -36,8 +36,13 @@ def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sampl
     out.modality_spans = [
         dataclasses.replace(s, media_index=index[s.media_index]) for s in out.modality_spans
     ]
+    silent = turns_without_loss(sample)
+    gone = {turn for turn, (a, b) in silent.items() if start <= a and b <= stop}
     for name in _SPANS:
         spans = getattr(sample, name)
+        if name == "loss_spans" and gone:
+            pairs = zip(spans, span_turns(sample), strict=True)
+            spans = [s for s, turn in pairs if turn not in gone]
         setattr(out, name, None if spans is None else _moved(spans, start, stop, shift))
     regions = _regions(sample, out, start, stop, shift, index)
     for name in ("bbox_targets", "point_targets"):

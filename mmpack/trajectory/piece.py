@@ -9,6 +9,7 @@ import numpy as np
 from mmpack.families import FAMILIES
 from mmpack.layout.occurrences import occurrences
 from mmpack.schema.sample import Sample
+from mmpack.schema.turns import turns_without_loss
 
 _RANK = ("text", "medium", "observation", "response")
 
@@ -94,6 +95,7 @@ def timed_media(sample: Sample) -> set[int]:
 
 def _atoms(sample: Sample) -> list[Piece]:
     atoms = [Piece(s.start, s.stop, "response", s.turn) for s in sample.loss_spans]
+    atoms += [Piece(a, b, "response", turn) for turn, (a, b) in turns_without_loss(sample).items()]
     atoms += [Piece(s.start, s.stop, "response", s.turn) for s in sample.action_spans or ()]
     atoms += [Piece(s.start, s.stop, "text") for s in sample.region_spans or ()]
     atoms += [Piece(s.start, s.stop, "observation", s.turn) for s in sample.observation_spans or ()]

@@ -111,7 +111,7 @@ def from_records(
 
     Example:
         >>> import mmpack as mp
-        >>> from mmpack.smoke.qwen_processor import qwen_vl_processor
+        >>> from mmpack.demo.qwen_processor import qwen_vl_processor
         >>> from mmpack.trajectory import Record, from_records, to_samples
         >>> processor = mp.wrap_processor(qwen_vl_processor("qwen2_5_vl"))
         >>> calls = [Record([1, 2], [3, 4]), Record([1, 2, 3, 4, 5], [6]), Record([1, 2], [7])]

@@ -109,7 +109,7 @@ def _turns(sample: Sample) -> list[Turn]:
         logprobs = None
         loss = slice(starts[done], starts[done + len(run)])
         at = np.concatenate([np.arange(s.start, s.stop) for s in run]) - start
-        if sample.rollout_logprobs is not None:
+        if sample.rollout_logprobs is not None and len(at):
             logprobs = np.zeros(len(response), np.float32)  # tokens without loss have none: 0
             logprobs[at] = sample.rollout_logprobs[loss]
         noted = kept.get(str(run[0].turn)) if isinstance(kept, dict) else None
@@ -117,6 +117,7 @@ def _turns(sample: Sample) -> list[Turn]:
         media = occurring_media(sample, start)
         everything = occurring_media(sample)
         whole = len(run) == 1 and run[0].kind == "response" and not run[0].metadata
+        spans = [] if start < stop and not len(at) else list(run)
         out.append(
             Turn(
                 sample.input_ids[:start],
@@ -126,7 +127,7 @@ def _turns(sample: Sample) -> list[Turn]:
                 observation_ids=tail,
                 observation_media=everything[len(media) :] if tail is not None else [],
                 observation_spans=_within(own(sample.observation_spans), start),
-                loss_spans=None if whole else list(run),
+                loss_spans=None if whole else spans,
                 action_spans=_within(own(sample.action_spans), stop),
                 region_spans=_within(own(sample.region_spans), stop),
                 bbox_targets=_of_turn(sample, "bbox_targets", media, end, last),

@@ -42,6 +42,8 @@ def to_samples(
     other. A window, a summary, a rewritten context, a branch or a retry begins a sample of its own. `merge=False` makes
     one per turn. Either way each turn's response is loss in exactly one sample, and context everywhere else.
 
+    A turn without loss keeps its number and its scores, by empty loss spans at both ends of its response.
+
     Scores of a turn get the scope {"turn": k}, k counting the trajectory's turns; those of the whole trajectory are in
     the sample that holds its last turn with a loss token, once. `rollout_logprobs` are kept if each turn of the sample
     has them; each of its turns has `kept_ids`, or none. Positions are the family's rule: pack computes them.
@@ -208,23 +210,24 @@ def _observations(turns: list[Turn], path: tuple[int, ...]) -> list[ObservationS
 
 
 def _loss(turn: Turn, k: int) -> list[LossSpan]:
+    start, stop = len(turn.context_ids), len(turn)
     if turn.loss_spans is None:
-        return [LossSpan(len(turn.context_ids), len(turn), turn=k)]
+        return [LossSpan(start, stop, turn=k)]
+    if not turn.loss_spans:  # they keep the turn's place
+        return [LossSpan(at, at, turn=k) for at in sorted({start, stop})]
     return [dataclasses.replace(s, turn=k) for s in turn.loss_spans]
 
 
 def _logprobs(own: list[Turn]) -> np.ndarray | None:
     """float32 [n], of the loss tokens; None if a turn has none."""
-    out = []
+    out: list[np.ndarray] = []
     for turn in own:
-        if turn.logprobs is None and len(turn.response_ids):
+        loss = _loss(turn, 0)
+        if turn.logprobs is None and any(span.start < span.stop for span in loss):
             return None
         values = np.zeros(0, np.float32) if turn.logprobs is None else turn.logprobs
         start = len(turn.context_ids)
-        if turn.loss_spans is None:
-            out.append(values)
-        else:
-            out += [values[s.start - start : s.stop - start] for s in turn.loss_spans]
+        out += [values[s.start - start : s.stop - start] for s in loss]
     if not any(turn.logprobs is not None for turn in own):
         return None
     return np.concatenate(out) if out else np.zeros(0, np.float32)

@@ -17,7 +17,7 @@ READABLE = 58.0  # a box's least width for its words
 LETTER = 6.7  # of a word, on average
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
 REPEATED = frozenset(
-    "rows_padded rows_packed patches patches_padded rows_repeated patches_repeated repeat_cost".split()
+    ["rows_padded", "rows_packed", "patches", "patches_padded", "rows_repeated", "patches_repeated", "repeat_cost"]
 )
 KEY = Key([(style, kind) for kind, style in KINDS.items()])
 
@@ -91,7 +91,7 @@ def _fill(plan: Plan) -> list[Part]:
 
 def _repeated(plan: Plan) -> list[Part]:
     stats = plan.stats
-    if not REPEATED <= stats.keys():
+    if not stats.keys() >= REPEATED:
         return []
     packed, shared = stats["rows_packed"], stats.get("rows_shared")
     saved = [

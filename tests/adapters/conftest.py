@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def fixture() -> Any:
-    from mmpack.smoke.matrix.fixture import make_fixture
+    from matrix.fixture import make_fixture
 
     return make_fixture()
 

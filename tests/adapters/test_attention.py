@@ -10,13 +10,13 @@ from support.families import LAYOUTS
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.attention import visible_attention
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import TREE, plan_attention
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

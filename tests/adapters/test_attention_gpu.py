@@ -4,11 +4,11 @@ import pytest
 import torch
 from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach
 from mmpack.ops.attention import TREE
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.gpu
 

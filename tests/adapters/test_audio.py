@@ -9,12 +9,12 @@ pytest.importorskip("transformers")
 import torch
 from support.float64 import Wide, wide_copy
 from support.heard import HEARING, alone, layouts, some_samples
+from support.kits import get_kit
 from support.models import relative_difference
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.kits import get_kit
 
 pytestmark = [
     pytest.mark.adapter,

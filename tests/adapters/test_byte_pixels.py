@@ -8,17 +8,17 @@ import pytest
 import torch
 from PIL import Image
 from support.models import small_model
+from support.replicas.internvl_processor import internvl_processor
 
 import mmpack as mp
 from mmpack.adapters.processed_media import inputs_of_media, pixels_of
 from mmpack.adapters.transformers import SampleCollator, attach, packed_logprobs
+from mmpack.demo.qwen_processor import qwen_vl_processor
+from mmpack.demo.vocabulary import qwen_tokenizer
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.packing.pixels import as_floats, float_pixels
 from mmpack.processors.pixels import as_bytes
-from mmpack.smoke.internvl_processor import internvl_processor
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.vocabulary import qwen_tokenizer
 from mmpack.video.drop_media import blackened
 
 pytestmark = pytest.mark.adapter

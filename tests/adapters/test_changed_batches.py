@@ -6,12 +6,12 @@ import pytest
 import torch
 from support.models import with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.errors import ModelError, SchemaError
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

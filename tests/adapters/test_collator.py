@@ -10,16 +10,16 @@ import transformers
 from packaging.version import Version
 from support.families import some_slow
 from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
+from support.kits import get_kit
 from support.models import relative_difference, spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model, tiny_qwen2_5_vl
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mmpack.adapters.transformers import attach, is_attached
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.errors import ArgumentError, ModelError, SchemaError
 from mmpack.families import FAMILIES, get_family
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 FAMILY = get_family("qwen2_5_vl")

@@ -5,6 +5,7 @@ import torch
 from support.models import small_model, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, logprob_bound, spawned
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 from support.unlike_ranks import frozen_words, loss_of, sharded, unlike_step, wrapped
 from torch import distributed
 
@@ -19,7 +20,6 @@ from mmpack.adapters.transformers import (
 from mmpack.adapters.transformers.modules import tower_of
 from mmpack.families import get_family
 from mmpack.planning.media import media_to_ranks
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 SIZES = [(1, 8, 8), (1, 4, 6), (1, 4, 4), (1, 8, 4), (1, 4, 4), (1, 6, 4)]
 

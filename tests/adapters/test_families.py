@@ -9,11 +9,11 @@ from support.models import (
     with_pixels,
 )
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.families import FAMILIES
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]

@@ -7,9 +7,9 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_listed_logprobs, packed_logprobs
+from mmpack.demo import qwen_vl_processor, tiny_model
 from mmpack.errors import ArgumentError, LayoutError, SchemaError
 from mmpack.processors.images import path_below
-from mmpack.smoke import qwen_vl_processor, tiny_model
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 0])
 

@@ -5,11 +5,11 @@ import torch
 from support.models import spread_out, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

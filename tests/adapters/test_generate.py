@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.replicas.internvl_processor import internvl_processor
+from support.tiny_models import tiny_model, tiny_qwen2_5_vl
 from transformers import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -13,11 +15,9 @@ from transformers import (
 
 import mmpack as mp
 from mmpack.adapters.transformers import rollout
+from mmpack.demo.clips import clip_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError
-from mmpack.smoke.clips import clip_exercises
-from mmpack.smoke.internvl_processor import internvl_processor
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_model, tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 PROMPT = [[{"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]]

@@ -18,7 +18,7 @@ from mmpack.adapters.arrow import PIXELS, arrow_schema, from_table, to_table
 from mmpack.adapters.datasets import Samples, map_samples
 from mmpack.adapters.process_rows import ProcessRows
 from mmpack.adapters.torch import GroupedSteps, PackLoader
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from PIL import Image
 from support.families import LAYOUTS, mixed_batch
 from support.kept_ids import values
 from support.models import logprobs_and_gradients, relative_difference, small_model, weights_of
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import (
@@ -24,9 +25,8 @@ from mmpack.adapters.transformers import (
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.losses.policy.loss import CLIPS
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from support.families import mixed_batch
+from support.kits import get_kit
+from support.kits.samples import draw_pixels, sample_of
 from support.models import logprobs_and_gradients, relative_difference, small_model, weights_of
 from support.waits import never_waits
 
@@ -26,8 +28,6 @@ from mmpack.adapters.transformers.tower_attention import on_their_device, takes_
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.attention import plan_attention, tree_attention
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import draw_pixels, sample_of
 
 KIT = get_kit("kimi_k25")
 pytestmark = [

@@ -10,6 +10,7 @@ import transformers
 from support.float64 import Wide, wide_copy
 from support.models import relative_difference, spread_out
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import (
@@ -24,7 +25,6 @@ from mmpack.adapters.transformers.layer_rules import KEEPS_TO_WINDOW, LayerPlans
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.invariant import batch_invariant
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 IMAGE = 151655

@@ -5,17 +5,17 @@ import json
 import pytest
 import torch
 import transformers
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers.load import load_checkpoint
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     folder = tmp_path_factory.mktemp("checkpoint")
     tiny_model("qwen3_vl").save_pretrained(folder)

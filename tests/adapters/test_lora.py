@@ -6,12 +6,12 @@ import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
+from support.kits import get_kit, kit_names
 from support.models import logprobs_and_gradients, relative_difference, small_model
 
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
-from mmpack.smoke.kits import get_kit, kit_names
 
 peft = pytest.importorskip("peft")
 # the others are slow, and run under the newest transformers: PEFT can't wrap the experts of older ones

@@ -5,11 +5,11 @@ import torch
 from support.memory import load_of
 from support.models import with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, checkpoint_layers, packed_logprobs
 from mmpack.planning.memory import memory_model
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.gpu
 LEAST, MOST = 0.85, 1.20  # of what is allocated

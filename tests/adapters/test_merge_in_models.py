@@ -4,12 +4,12 @@ import pytest
 import torch
 from support.models import relative_difference, spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.ops.embeddings.merge import merge_embeddings
-from mmpack.smoke.tiny_models import tiny_model
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 

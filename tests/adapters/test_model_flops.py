@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support.kits import get_kit
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmpack.errors import ArgumentError
@@ -11,7 +12,6 @@ from mmpack.families import FAMILIES
 from mmpack.planning import cost_model
 from mmpack.planning.flops import model_flops
 from mmpack.planning.memory import memory_model
-from mmpack.smoke.kits import get_kit
 
 # what a merged token meets, and of how many patches it is
 MERGING = {

@@ -6,13 +6,13 @@ import pytest
 import torch
 from support.models import logprobs_and_gradients, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers import inputs as inputs_module
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.packing.calls import NONE, Counts
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

@@ -19,7 +19,7 @@ IMAGE_PAD = 151655
 @pytest.fixture(scope="session")
 def made(fixture):
     """One Experience, prompts by OpenRLHF's vlm_utils, joined by its own function."""
-    from mmpack.smoke.matrix.openrlhf_trace import experience
+    from matrix.openrlhf_trace import experience
 
     return experience(fixture)
 

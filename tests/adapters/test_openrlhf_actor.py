@@ -38,7 +38,7 @@ def actor(checkpoint, trainer):
 @pytest.fixture(scope="module")
 def rows(fixture):
     """Two prompts, of one and of two pictures, two responses each; a tool's token in the second."""
-    from mmpack.smoke.matrix.openrlhf_trace import experience
+    from matrix.openrlhf_trace import experience
 
     two = next(n for n, pictures in enumerate(fixture.pictures) if len(pictures) == 2)
     made = experience(replace(fixture, rows=[r for r in fixture.rows if r[0] in (0, two)]))
@@ -98,11 +98,11 @@ def test_a_hybrid_family(trainer, tmp_path):
     """Qwen3.5, which OpenRLHF names: positions in three rows, layers of linear attention."""
     from types import SimpleNamespace
 
+    from conformance.subject import Subject
     from openrlhf.utils.vlm_utils import process_prompt_with_images
+    from support.kits import get_kit
 
     from mmpack.adapters.openrlhf import use
-    from mmpack.conformance.subject import Subject
-    from mmpack.smoke.kits import get_kit
 
     subject = Subject(get_kit("qwen3_5"))
     subject.kit.small(spread=2.0).save_pretrained(tmp_path)

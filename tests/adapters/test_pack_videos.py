@@ -5,12 +5,12 @@ import pytest
 import torch
 from support.models import spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.tiny_models import tiny_model
 from mmpack.video.drop import drop_frames
 
 pytestmark = pytest.mark.adapter

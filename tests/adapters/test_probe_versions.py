@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.kits.samples import draw_pixels, probe_samples
 from support.process import call_mmpack
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import probe_side
-from mmpack.smoke import tiny_model
-from mmpack.smoke.probe_samples import draw_pixels, probe_samples
 
 pytestmark = pytest.mark.adapter
 ROOT = Path(__file__).resolve().parents[2]

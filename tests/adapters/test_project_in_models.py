@@ -7,11 +7,11 @@ import pytest
 import torch
 from support.models import relative_difference, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, tower
 from mmpack.packing.pixels import float_pixels
-from mmpack.smoke.tiny_models import tiny_model
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
 GRIDS = {"internvl": [(1, 4, 4), (2, 4, 4)]}

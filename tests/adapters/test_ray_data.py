@@ -14,7 +14,7 @@ import mmpack as mp
 from mmpack.adapters.arrow import PIXELS
 from mmpack.adapters.ray import map_samples, to_samples
 from mmpack.adapters.torch import GroupedSteps, PackLoader
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 

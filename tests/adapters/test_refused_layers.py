@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from support.kits import get_kit
+from support.kits.samples import mixed_samples
 from support.models import small_model
 
 import mmpack as mp
 from mmpack import invariant
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import mixed_samples
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from support.engine_inputs import PICTURES, SIZES, rendered
 
 import mmpack as mp
 from mmpack.adapters.rendered import MediaStore, RenderedMedia, kept_lists, rendered_sample
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 
 @pytest.fixture(scope="module")

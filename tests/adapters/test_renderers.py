@@ -15,8 +15,8 @@ from support.engines import picture
 import mmpack as mp
 from mmpack.adapters.rendered import MediaStore
 from mmpack.adapters.renderers import from_samples, to_samples
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 pytestmark = pytest.mark.renderers
 

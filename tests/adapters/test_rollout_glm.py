@@ -6,6 +6,8 @@ import torch
 import transformers
 from packaging.version import Version
 from PIL import Image
+from support.kits import get_kit
+from support.kits.samples import mixed_samples
 
 import mmpack as mp
 from mmpack.adapters.transformers import (
@@ -17,8 +19,6 @@ from mmpack.adapters.transformers import (
     router_loss,
 )
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import mixed_samples
 
 pytestmark = pytest.mark.adapter
 VERSION = Version(transformers.__version__)

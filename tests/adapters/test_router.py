@@ -5,12 +5,12 @@ import pytest
 import torch
 from support.models import spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancing_loss_func
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.router import router_loss
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 EXPERTS, CHOSEN = 8, 2

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.families import LAYOUTS, mixed_batch
+from support.kits import get_kit
 from support.models import logprobs_and_gradients, relative_difference, small_model
 from support.routed import Forced
 
@@ -23,7 +24,6 @@ from mmpack.adapters.transformers.router_rule import (
     is_router,
     rule_of,
 )
-from mmpack.smoke.kits import get_kit
 
 pytestmark = pytest.mark.adapter
 CLOSE = 1e-6  # some routers compute in float32

@@ -19,6 +19,7 @@ from support.models import spread_out, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
 from support.teachers import scored
+from support.tiny_models import tiny_qwen2_5_vl
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import mmpack as mp
@@ -29,7 +30,6 @@ from mmpack.adapters.transformers import (
     packed_logprobs,
 )
 from mmpack.adapters.transformers.modules import decoder_layers
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks_trainers.md"
 COLUMNS = (

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmpack.demo import vocabulary as qwen_vocab
+from mmpack.demo.qwen_processor import qwen_vl_processor
+from mmpack.demo.vocabulary import qwen_tokenizer
 from mmpack.errors import ArgumentError, MissingExtraError
 from mmpack.processors.settings import vision_settings
-from mmpack.smoke import vocabulary as qwen_vocab
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.vocabulary import qwen_tokenizer
 
 pytestmark = pytest.mark.adapter
 

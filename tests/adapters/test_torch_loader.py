@@ -306,6 +306,39 @@ def test_a_state_of_another_loader():
         make().load_state_dict(state | {"version": 0})
 
 
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("change", [{"step": 10**9}, {"batch": 10**9}, {"step": 3, "batch": 1}])
+def test_a_state_beyond_the_epochs_end(steps, change):
+    """Nothing of the epoch would be read, in silence."""
+    cut = [SAMPLES[:4], SAMPLES[4:8], SAMPLES[8:]]
+    options = OPTIONS | {"max_tokens": 14}
+    made = PackLoader(steps=cut, **options) if steps else make(**options)
+    with made as loader:
+        step = next(iter(loader))
+        next(iter(step))
+        state = loader.state_dict()
+        assert state["batch"] == 1 and len(step.bins) > 1
+        loader.load_state_dict(state | change)
+        with pytest.raises(ArgumentError, match=r"the state goes on at|batches unlike those"):
+            list(loader)
+        # saved after the last batch of an epoch: nothing is left of it
+        loader.load_state_dict(state | {"step": len(loader), "batch": 0, "step_digest": None})
+        assert list(loader) == [] and loader.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(n, v) for n in ("epoch", "step", "batch") for v in ("1", 1.5, -1, None, [1])]
+    + [(n, v) for n in ("order", "planned") for v in (None, "x", [1])]
+    + [(n, v) for n in ("step_digest", "samples_digest") for v in (1, b"x", [1])],
+)
+def test_states_of_wrong_types(name, value):
+    loader = make()
+    with pytest.raises(ArgumentError, match=rf"PackLoader: the state's {name} is .*Fix: "):
+        loader.load_state_dict(cut_in_a_step() | {name: value})
+    assert loader.state_dict() == make().state_dict()
+
+
 def test_other_samples_than_when_the_state_was_saved():
     loader = PackLoader(some_samples(first=1), groups_per_step=4, shuffle=True, seed=3, **OPTIONS)
     loader.load_state_dict(cut_in_a_step())

@@ -14,6 +14,7 @@ from support.models import (
     small_model,
     smallest_qwen2_5_vl,
 )
+from support.tiny_models import tiny_model
 from support.towers import CASES, encode, media_of, relative
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +27,6 @@ from mmpack.adapters.transformers.tower_attention import NAME, TOWER, tower_of
 from mmpack.contracts import TOLERANCES, parameter_gradient_fp32_bound
 from mmpack.families import FAMILIES
 from mmpack.ops.attention import SEQUENCES, plan_sequences
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.adapter
 

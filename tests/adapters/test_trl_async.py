@@ -25,8 +25,8 @@ from mmpack.adapters.trl import (
     to_rollouts,
     to_samples,
 )
+from mmpack.demo.chat_templates import QWEN2_5_VL
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.smoke.chat_templates import QWEN2_5_VL
 
 STEPS = 2  # of one batch: the ratio of the first is 1, of the second it is not
 

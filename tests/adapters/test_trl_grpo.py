@@ -24,6 +24,7 @@ from support.trl_trainers import (
 import mmpack as mp
 from mmpack.adapters.transformers import is_attached
 from mmpack.adapters.trl import MmpackGRPO, from_batch, grpo, loss_columns, to_samples
+from mmpack.demo.chat_templates import QWEN2_5_VL
 from mmpack.errors import (
     ArgumentError,
     BackendError,
@@ -32,7 +33,6 @@ from mmpack.errors import (
     ModelError,
 )
 from mmpack.families import get_family
-from mmpack.smoke.chat_templates import QWEN2_5_VL
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILY = get_family("qwen2_5_vl")

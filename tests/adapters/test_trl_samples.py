@@ -9,9 +9,9 @@ from PIL import Image
 
 import mmpack as mp
 from mmpack.adapters.trl import from_batch, loss_columns, to_samples
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 FAMILY = get_family("qwen2_5_vl")
 PAD, IMAGE = FAMILY.pad_token_id, FAMILY.image_token_id

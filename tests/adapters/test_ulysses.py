@@ -15,6 +15,7 @@ from support.sequence import (
     model_with_heads,
     split_logprobs_and_gradients,
 )
+from support.tiny_models import tiny_qwen2_5_vl
 from torch import distributed
 
 import mmpack as mp
@@ -22,7 +23,6 @@ from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.ulysses import heads
 from mmpack.adapters.transformers.ulysses.heads import repeats
 from mmpack.adapters.transformers.ulysses.media import share_media
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -7,6 +7,7 @@ import torch
 from support.families import mixed_batch
 from support.float64 import exact, separate
 from support.heard import HEARING, some_samples
+from support.kits import get_kit
 from support.models import logprobs_and_gradients, small_model
 from support.ranks import here, logprob_bound, spawned
 from support.sequence import (
@@ -18,7 +19,6 @@ from torch import distributed
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs, record_routes
-from mmpack.smoke.kits import get_kit
 
 pytestmark = pytest.mark.slow
 # experts, linear attention, tiles, windows with two-way blocks, latent attention, sound

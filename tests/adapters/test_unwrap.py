@@ -5,10 +5,10 @@ import torch
 from support.families import mixed_batch
 from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 pytestmark = pytest.mark.adapter
 

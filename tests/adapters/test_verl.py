@@ -31,7 +31,7 @@ def verl_on_cpu():
 @pytest.fixture(scope="session")
 def made(fixture):
     """What verl's agent loop makes of the fixture."""
-    from mmpack.smoke.matrix.verl_trace import data_proto
+    from matrix.verl_trace import data_proto
 
     return data_proto(fixture)
 
@@ -178,8 +178,9 @@ def test_a_tool_s_words_are_an_observation(data, fixture):
 
 def test_a_reward_of_no_tokens_is_named(fixture):
     """verl's own scatter puts it into the last padded column."""
+    from matrix.verl_trace import data_proto
+
     from mmpack.adapters.verl import to_samples
-    from mmpack.smoke.matrix.verl_trace import data_proto
 
     empty = copy.copy(fixture)
     object.__setattr__(empty, "rows", [(0, [], [])] + fixture.rows[1:])
@@ -194,9 +195,8 @@ def test_a_reward_of_no_tokens_is_named(fixture):
 
 
 def data_proto_with_scores(fixture):
+    from matrix.verl_trace import data_proto
     from verl.experimental.agent_loop import agent_loop
-
-    from mmpack.smoke.matrix.verl_trace import data_proto
 
     plain = agent_loop.AgentLoopOutput
     try:
@@ -247,7 +247,7 @@ def test_masks_with_holes_are_refused(made, fixture):
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from support.tiny_models import tiny_qwen2_5_vl
 
     folder = tmp_path_factory.mktemp("tiny")
     spread_out(tiny_qwen2_5_vl()).save_pretrained(folder)

@@ -63,8 +63,9 @@ def outputs(fixture):
 
 def test_samples_are_what_verl_trains_on(fixture, outputs):
     """Oracle: the padded DataProto of verl's own worker: ids, mask, logprobs, pictures, positions."""
+    from matrix.verl_trace import padded_outputs
+
     from mmpack.adapters.verl import to_samples, to_trajectories
-    from mmpack.smoke.matrix.verl_trace import padded_outputs
 
     trajectories = to_trajectories(outputs, fixture.processor)
     width = max(len(o.response_ids) for o in outputs)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matrix.vime_trace import items as made_items
 from support.same import assert_equal
 from test_docs_run import blocks, run
 
@@ -16,7 +17,6 @@ import mmpack as mp
 from mmpack.adapters.vime import from_batch, from_samples, to_samples
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
 from mmpack.schema.ragged import Ragged
-from mmpack.smoke.matrix.vime_trace import items as made_items
 
 
 class Status(enum.Enum):

@@ -129,7 +129,7 @@ def test_a_model_trained_by_either(experts, fixture):
 
     helpers = importlib.import_module(f"{NAME}.backends.megatron_utils.cp_utils")
 
-    from mmpack.smoke.matrix.vime_trace import items as made_items
+    from matrix.vime_trace import items as made_items
 
     RouterReplay.clear_global_router_replay_instances()
     model = make_model(experts)

@@ -221,7 +221,7 @@ def test_the_page_s_example_runs(engine, server, capsys):
 def test_a_video_with_text_between_its_frames_does_not_go_over_the_wire():
     from vllm import SamplingParams
 
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     hf = qwen_vl_processor("qwen3_vl", min_pixels=32 * 32, max_pixels=16 * 32 * 32)
     sample = mp.wrap_processor(hf)(messages(video(3)), [5], sample_id="film")

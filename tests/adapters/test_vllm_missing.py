@@ -8,12 +8,12 @@ import pytest
 from support.models import with_pixels
 from support.process import run_python
 from support.samples import make_sample
+from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 import mmpack.adapters.vllm.engine_inputs as inputs
 from mmpack.adapters.vllm import cache, engine
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engines import close_shared
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs, record_routes
 from mmpack.adapters.vllm import VllmEngine, to_samples
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.parity.drift import logprob_drift
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.engine
 EXPERTS, LAYERS, CHOSEN = 8, 4, 2

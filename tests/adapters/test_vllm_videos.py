@@ -10,7 +10,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.vllm import to_samples
 from mmpack.contracts import TOLERANCES
-from mmpack.smoke.clips import clip_exercises
+from mmpack.demo.clips import clip_exercises
 
 pytestmark = pytest.mark.engine
 
@@ -95,9 +95,9 @@ QWEN3 = """
 import sys
 import numpy as np
 import mmpack as mp
-from mmpack.smoke.clips import clip_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_model
+from mmpack.demo.clips import clip_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
+from support.tiny_models import tiny_model
 from mmpack.adapters.vllm import VllmEngine
 
 folder = sys.argv[1]

@@ -1,5 +1,6 @@
 """Blobs in shared memory: nothing is left of them when their processes have ended, however they ended."""
 
+import fcntl
 import os
 import pickle
 import random
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from support.blobs import key, pixels, process, ready
 
-from mmpack.blobs import BlobFolder, SharedBlobs
+from mmpack.blobs import BlobFolder, SharedBlobs, janitor
 from mmpack.blobs.blob import HEAD_BYTES
 from mmpack.errors import ArgumentError, BlobError
 
@@ -115,7 +116,7 @@ def test_when_the_janitor_is_killed_too_the_next_store_cleans_up(root):
         maker.kill()
         maker.wait()
     half = folder.with_name(folder.name + "x.gone")
-    half.mkdir()  # as a janitor leaves it that is killed over its work
+    half.mkdir(0o700)  # as a janitor leaves it that is killed over its work
     time.sleep(0.1)
     assert folder.exists()
     with SharedBlobs(10**6, root=root):
@@ -209,3 +210,76 @@ def test_processes_that_are_killed_at_any_moment(root):
         for i in range(12):  # the count of a killed process takes no room for good
             store.put(key(100 + i), pixels(i))
         assert len(store) == 12
+
+
+# ---------------------------------------------------------------- other accounts of the node
+
+NOBODY = 65534
+
+
+def as_another(root: Path, name: str) -> Path:
+    """The folder of a store as another account makes it."""
+    if os.getuid():
+        pytest.skip("only root can give a folder to another account")
+    folder = root / f"mmpack-{os.getuid()}-{name}"
+    folder.mkdir(0o777)
+    os.chmod(folder, 0o777)
+    (folder / janitor.USERS).touch()
+    for path in (folder, folder / janitor.USERS):
+        os.chown(path, NOBODY, NOBODY)
+    return folder
+
+
+def open_to_all(root: Path, name: str) -> Path:
+    folder = root / f"mmpack-{os.getuid()}-{name}"
+    folder.mkdir()
+    os.chmod(folder, 0o755)
+    return folder
+
+
+def dangling(root: Path, name: str) -> Path:
+    folder = root / f"mmpack-{os.getuid()}-{name}"
+    folder.symlink_to(root / "nowhere")
+    return folder
+
+
+@pytest.mark.parametrize("made", [as_another, open_to_all, dangling])
+def test_a_folder_that_another_account_may_have_made_is_refused(tmp_path, made):
+    folder = made(tmp_path, "run")
+    with pytest.raises(ArgumentError, match=r"mmpack-\d+-run is not a folder of this user alone"):
+        SharedBlobs(10**5, "run", root=tmp_path)
+    store = SharedBlobs(10**5, root=tmp_path)
+    late = pickle.dumps(store)
+    store.close()
+    os.rename(folder, store.folder)
+    with pytest.raises(ArgumentError, match="is not a folder of this user alone"):
+        pickle.loads(late)
+
+
+def test_a_lock_of_another_account_holds_nobody_up(tmp_path):
+    for name in ("run", "old" + janitor.GONE):
+        folder = as_another(tmp_path, name)
+    with open(tmp_path / f"mmpack-{os.getuid()}-run" / janitor.USERS) as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        begin = time.monotonic()
+        with SharedBlobs(10**5, "other", root=tmp_path) as store:
+            store.put(key(0), pixels(0))
+        assert time.monotonic() - begin < 20 and gone(store.folder) and folder.exists()
+
+
+def test_waiting_for_a_removal_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(janitor, "SECONDS", 0.1)
+    folder = open_to_all(tmp_path, "run")
+    folder.chmod(0o700)
+    with open(folder / janitor.USERS, "w") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        with pytest.raises(ArgumentError, match=r"has been locked for 0\.1 s"):
+            SharedBlobs(10**5, "run", root=tmp_path)
+
+
+def test_a_root_where_all_may_rename_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(ArgumentError, match="lacks the sticky bit"):
+        SharedBlobs(10**5, root=tmp_path)
+    tmp_path.chmod(0o1777)
+    SharedBlobs(10**5, root=tmp_path).close()

@@ -16,9 +16,9 @@ from support.samples import make_medium, make_sample, samples
 import mmpack as mp
 from mmpack.cache import prefix_keys
 from mmpack.cache.keys import KEY_BYTES, chained
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError
 from mmpack.layout.fingerprint import cache_key
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 
 def one(name="x", ids=range(40, 60), **fields):

@@ -237,8 +237,6 @@ def test_two_formats_are_refused_and_out_stays_json(tmp_path):
     paths = pair("truncated")
     result = call_mmpack("parity", *paths, "--json", "--format", "sarif")
     assert result.returncode == 2 and "pass one" in result.stderr
-    result = call_mmpack("parity", "--matrix", tmp_path, "--format", "sarif")
-    assert result.returncode == 2 and "--matrix takes no traces" in result.stderr
     assert call_mmpack("parity", *paths, "--format", "xml").returncode == 2
     run("github", paths, 1, "--out", tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["first"]["cause"] == "truncated"

@@ -30,9 +30,8 @@ def answer(shell, line):
 def test_bash_completes_commands_and_their_options():
     assert answer("bash", "mmpack va").splitlines() == ["validate"]
     assert answer("bash", "mmpack ").splitlines() == list(COMMANDS)
-    assert answer("bash", "mmpack pro").splitlines() == ["probe", "probe chain"]
+    assert answer("bash", "mmpack pro").splitlines() == ["probe"]
     assert "--max-findings" in answer("bash", "mmpack parity --m").splitlines()
-    assert "--model" in answer("bash", "mmpack probe chain --mo").splitlines()
     assert answer("bash", "mmpack validate trace").strip() == ""  # the shell completes files
 
 

@@ -114,7 +114,7 @@ def test_the_trl_loop_trains(tmp_path):
 
 def test_rows_of_verl_have_a_picture_for_each_mark(tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
-    from mmpack.smoke import load_exercises
+    from mmpack.demo import load_exercises
 
     start(tmp_path, "verl")
     run(tmp_path, "data.py")
@@ -164,7 +164,7 @@ def test_verl_reads_the_config(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("framework", ["openrlhf", "vime"])
 def test_rows_in_lines_have_a_picture_for_each_mark(tmp_path, framework):
-    from mmpack.smoke import load_exercises
+    from mmpack.demo import load_exercises
 
     start(tmp_path, framework)
     runpy.run_path(str(tmp_path / "data.py"))
@@ -193,7 +193,7 @@ def test_openrlhf_reads_command_rows_and_reward(tmp_path, monkeypatch):
     pytest.importorskip("deepspeed")
     from support.openrlhf_parts import stand_ins, strategy_of
 
-    from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+    from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
     tiny_model("qwen2_5_vl").save_pretrained(tmp_path / "model")
     start(tmp_path, "openrlhf")

@@ -11,7 +11,7 @@ import mmpack as mp
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     qwen_tokenizer().save_pretrained(folder)

@@ -4,13 +4,13 @@ import functools
 
 import pytest
 import torch
+from conformance.oracle import LINEAR_ATTENTION, exact, separate
 from support.linear_attention import of_transformers
 from support.models import small_model
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.conformance.oracle import LINEAR_ATTENTION, exact, separate
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """pytest's side: a family of one's own with its kit, what can't be asked for, and that a fault is named and kept."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,32 +10,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conformance.agree import close, same
+from conformance.checks import CHECKS
+from conformance.checks.layouts import parity, positions
+from conformance.checks.packing import share
+from conformance.subject import Subject
+from support.kits import get_kit, kit_names
 
-from mmpack.conformance.agree import close, same
-from mmpack.conformance.checks import CHECKS
-from mmpack.conformance.checks.layouts import parity, positions
-from mmpack.conformance.checks.packing import share
-from mmpack.conformance.subject import Subject
 from mmpack.layout import mrope
-from mmpack.smoke.kits import get_kit, kit_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "families.md"
 
 
 def run(folder, *arguments):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mmpack.conformance.plugin", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    """Of the checkout, with modules of `folder`."""
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
 
 
 def test_a_family_of_one_s_own_outside_of_this_project(tmp_path):
-    """The page's, by `python -m pytest`, in a folder that holds nothing else."""
+    """The page's, in a folder that holds nothing else."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     code += '\nKIT = replace(KIT, lacks={"video": "no clips"})\n'
     (tmp_path / "my_families.py").write_text(code, encoding="utf-8")
     asked = ["layout", "parity", "positions", "video"]
     checks = [word for name in asked for word in ("--check", name)]
-    done = run(tmp_path, "--kit", "my_families:KIT", *checks, "--results", "out", "-rs")
+    done = run(
+        tmp_path, "--kit", "my_families:KIT", *checks, "--results", str(tmp_path / "out"), "-rs"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 2 skipped" in done.stdout and "mine: no clips" in done.stdout
     kept = json.loads((tmp_path / "out" / "mine.json").read_text())
@@ -73,7 +80,7 @@ def test_a_wrong_position_rule_is_found(subject, monkeypatch):
 
 
 def test_a_parity_that_says_nothing_is_found(subject, monkeypatch):
-    from mmpack.conformance.checks import layouts
+    from conformance.checks import layouts
 
     right = layouts.compare
     monkeypatch.setattr(layouts, "compare", lambda a, b: right(a, a))
@@ -82,7 +89,7 @@ def test_a_parity_that_says_nothing_is_found(subject, monkeypatch):
 
 
 def test_wrong_rows_are_found(subject, monkeypatch):
-    from mmpack.conformance.checks import packing
+    from conformance.checks import packing
 
     right = packing.pack_samples
 

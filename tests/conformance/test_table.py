@@ -29,6 +29,6 @@ def test_cells_notes_and_versions():
 def test_the_plugin_loads_no_torch():
     """Every session of this project loads it, before the settings that torch reads."""
     done = run_python(
-        "import sys, mmpack.conformance.plugin; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+        "import sys, conformance.plugin; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert done.stdout.strip() == "[]"

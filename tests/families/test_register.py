@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.kits import get_kit, kit_names, register_kit
+from support.kits.samples import mixed_samples
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, family_of_model_type, get_family
 from mmpack.families.register import problems
-from mmpack.smoke.kits import get_kit, kit_names, register_kit
-from mmpack.smoke.kits.samples import mixed_samples
 
 VIDEO, AUDIO = get_family("qwen3_vl").video, get_family("qwen2_5_omni").audio
 
@@ -20,7 +20,7 @@ VIDEO, AUDIO = get_family("qwen3_vl").video, get_family("qwen2_5_omni").audio
 @pytest.fixture
 def registered(monkeypatch):
     """FAMILIES and kits are put back after the test."""
-    from mmpack.smoke import kits
+    from support import kits
 
     before = dict(FAMILIES)
     monkeypatch.setattr(kits, "_REGISTERED", {})

@@ -7,7 +7,7 @@ from support.samples import make_sample
 @pytest.fixture(scope="session")
 def qwen():
     pytest.importorskip("dashscope")
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     return qwen_tokenizer()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.hub import projects, writer
+from support.hub import project, writer
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.hub
@@ -15,17 +15,13 @@ VARIANTS = ("cpu", "cuda", "rocm")
 def test_its_schema_takes_each_build_toml():
     from kernels._rust import Backend, Build
 
-    backends = {name: Build.open(path).general.backends for name, path in projects().items()}
-    assert backends == {
-        "mmpack": [Backend.CPU, Backend.CUDA, Backend.ROCm],
-        "mmpack-csrc": [Backend.CUDA],
-    }
+    assert Build.open(project()).general.backends == [Backend.CPU, Backend.CUDA, Backend.ROCm]
 
 
 def test_its_schema_refuses_another_build_toml(tmp_path):
     from kernels._rust import Build
 
-    text = (projects()["mmpack"] / "build.toml").read_text()
+    text = (project() / "build.toml").read_text()
     (tmp_path / "build.toml").write_text(text.replace("edition = 5", "edition = 5\nfurther = 1"))
     with pytest.raises(ValueError):
         Build.open(tmp_path)
@@ -36,7 +32,7 @@ def test_metadata_and_sums_are_as_it_reads_them(backend):
     from kernels import Metadata
     from kernels._rust import Backend, Digest
 
-    variant = projects()["mmpack"] / "build" / f"torch-{backend}"
+    variant = project() / "build" / f"torch-{backend}"
     metadata = Metadata.read_from_file(variant / "metadata.json")
     assert str(metadata.name) == "mmpack" and metadata.license == "Apache-2.0"
     assert metadata.backend.backend_type == Backend.from_str(backend)
@@ -49,7 +45,7 @@ def test_a_changed_file_breaks_its_sum(tmp_path):
     from kernels import Metadata
     from kernels._rust import Digest, DigestValidationError
 
-    variant = shutil.copytree(projects()["mmpack"] / "build" / "torch-cpu", tmp_path / "torch-cpu")
+    variant = shutil.copytree(project() / "build" / "torch-cpu", tmp_path / "torch-cpu")
     with (variant / "layers.py").open("a") as file:
         file.write("# another\n")
     digest = Metadata.read_from_file(variant / "metadata.json").digest
@@ -60,7 +56,7 @@ def test_a_changed_file_breaks_its_sum(tmp_path):
 def test_it_loads_the_build_for_this_machine():
     from kernels import get_loaded_kernels, get_local_kernel
 
-    kernel = get_local_kernel(projects()["mmpack"])
+    kernel = get_local_kernel(project())
     assert kernel.__name__ in {loaded.metadata.id for loaded in get_loaded_kernels()}
     x = torch.randn(4, 3)
     assert_close(kernel.gather_rows(x, torch.tensor([3, 3, 0])), x[[3, 3, 0]])
@@ -69,15 +65,14 @@ def test_it_loads_the_build_for_this_machine():
 def test_a_name_of_the_hub_leads_to_a_folder(monkeypatch):
     from kernels import get_kernel
 
-    monkeypatch.setenv("LOCAL_KERNELS", f"someone/mmpack={projects()['mmpack']}")
+    monkeypatch.setenv("LOCAL_KERNELS", f"someone/mmpack={project()}")
     assert "policy_loss" in get_kernel("someone/mmpack", version=0).__all__
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_takes_its_norms_from_the_kernel(dtype):
     from kernels import KernelizeFallback, LocalLayerRepository, Mode, kernelize, use_kernel_mapping
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from support.tiny_models import tiny_qwen2_5_vl
 
     model = tiny_qwen2_5_vl(dtype=dtype)
     ids = torch.arange(6)[None]
@@ -85,7 +80,7 @@ def test_a_model_takes_its_norms_from_the_kernel(dtype):
     wanted.float().square().mean().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    norm = LocalLayerRepository(projects()["mmpack"], layer_name="RMSNorm")
+    norm = LocalLayerRepository(project(), layer_name="RMSNorm")
     with use_kernel_mapping({"RMSNorm": {"cpu": norm}}, inherit_mapping=False):
         kernelize(model, mode=Mode.TRAINING, device="cpu", use_fallback=KernelizeFallback.NO_LAYER)
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
@@ -103,25 +98,23 @@ def test_a_model_takes_its_norms_from_the_kernel(dtype):
 def test_transformers_own_config_names_the_layer(monkeypatch):
     """`from_pretrained(…, kernel_config=…)` does this on a GPU; it takes no CPU, so the device is told."""
     import transformers.utils.kernel_config as module
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+    from support.tiny_models import tiny_qwen2_5_vl
 
     monkeypatch.setattr(module, "infer_device", lambda model: "cuda")
-    names = {"RMSNorm": f"{projects()['mmpack']}:RMSNorm"}
+    names = {"RMSNorm": f"{project()}:RMSNorm"}
     config = module.KernelConfig(names, use_local_kernel=True)
     model = tiny_qwen2_5_vl().train()
     config.sanitize_kernel_mapping(model)
     config.create_compatible_mapping(model)
     (repository,) = config.kernel_mapping["RMSNorm"]["cuda"].values()
     layer = repository.load()
-    assert layer.__name__ == "RMSNorm" and Path(projects()["mmpack"]) == repository._repo_path
+    assert layer.__name__ == "RMSNorm" and Path(project()) == repository._repo_path
 
 
 def test_the_page(monkeypatch, tmp_path):
     import transformers
+    from support.tiny_models import tiny_qwen2_5_vl
     from test_docs_run import blocks, run
-
-    from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
 
     monkeypatch.chdir(tmp_path)
     writer().write(tmp_path / "build" / "hub")

@@ -1,32 +1,21 @@
 """Kernels for the Hugging Face hub, of `hub/write.py`: what is in them, what they import, what they compute."""
 
 import ast
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
-from support.hub import ROOT, imported, projects, writer
+from support.hub import ROOT, imported, project, writer
 from torch.testing import assert_close
-
-from mmpack.ops import recipe
 
 # "Only modules from the Python standard library, Torch, or the kernel itself can be imported"; Triton comes with torch.
 MAY = {*sys.stdlib_module_names, "torch", "triton"}
 
 
-def sources(name: str) -> dict[Path, str]:
-    folder = projects()[name] / "torch-ext" / name.replace("-", "_")
-    return {path: path.read_text() for path in folder.rglob("*.py")}
-
-
-@pytest.mark.parametrize("name", ["mmpack", "mmpack-csrc"])
-def test_a_kernel_imports_only_what_it_may(name):
-    files = sources(name)
+def test_a_kernel_imports_only_what_it_may():
+    folder = project() / "torch-ext" / "mmpack"
+    files = {path: path.read_text() for path in folder.rglob("*.py")}
     assert len(files) > 60
     for path, source in files.items():
         tree = ast.parse(source)
@@ -47,23 +36,15 @@ def test_a_kernel_imports_only_what_it_may(name):
                 assert found or node.module == "_ops", (path, ast.unparse(node))
 
 
-def test_only_the_one_with_csrc_binds_it():
-    names = {name: {path.name for path in sources(name)} for name in projects()}
-    assert "cuda.py" in names["mmpack-csrc"] and "cuda.py" not in names["mmpack"]
-    built = {path.name for path in (projects()["mmpack"] / "build").iterdir()}
+def test_it_is_built_for_each_kind_of_device():
+    built = {path.name for path in (project() / "build").iterdir()}
     assert built == {"torch-cpu", "torch-cuda", "torch-rocm"}
-    build = tomllib.loads((projects()["mmpack-csrc"] / "build.toml").read_text())
-    files = {*build["kernel"]["mmpack"]["src"], *build["torch"]["src"]}
-    assert all((projects()["mmpack-csrc"] / path).is_file() for path in files)
-    wanted = {*recipe.SOURCES, *recipe.HEADERS} - {"bind.cpp"}
-    assert {Path(path).name for path in files} == wanted | {"torch_binding.cpp"}
-    assert float(build["torch"]["stable-abi"]["cuda"]) == float("{}.{}".format(*recipe.TORCH))
 
 
 def test_a_folder_that_was_written_before(tmp_path):
-    (made, _) = writer().write(tmp_path, owner="someone")
+    made = writer().write(tmp_path, owner="someone")
     (made / "torch-ext" / "mmpack" / "older.py").write_text("")
-    assert writer().write(tmp_path, owner="someone")[0] == made
+    assert writer().write(tmp_path, owner="someone") == made
     assert not (made / "torch-ext" / "mmpack" / "older.py").exists()
     assert tomllib.loads((made / "build.toml").read_text())["general"]["hub"] == {
         "repo-id": "someone/mmpack"
@@ -73,8 +54,8 @@ def test_a_folder_that_was_written_before(tmp_path):
 
 def test_two_builds_in_one_process(tmp_path):
     """Another build of the same kernel has ops of its own; nothing collides, also not with mmpack's."""
-    kernel = imported(projects()["mmpack"] / "build" / "torch-cpu")
-    other = imported(projects()["mmpack"] / "build" / "torch-cuda")
+    kernel = imported(project() / "build" / "torch-cpu")
+    other = imported(project() / "build" / "torch-cuda")
     x, index = torch.randn(5, 3, requires_grad=True), torch.tensor([4, 0, 4])
     for build in (kernel, other):
         (found,) = torch.autograd.grad(build.gather_rows(x, index).square().sum(), x)
@@ -86,7 +67,7 @@ def test_two_builds_in_one_process(tmp_path):
 
 
 def test_each_function_computes_what_torch_does():
-    kernel = imported(projects()["mmpack"] / "build" / "torch-cpu")
+    kernel = imported(project() / "build" / "torch-cpu")
     hidden, head = torch.randn(6, 8, dtype=torch.float64), torch.randn(11, 8, dtype=torch.float64)
     ids = torch.tensor([3, 0, 10, 7, 7, 1])
     wanted = (hidden @ head.T).log_softmax(-1).gather(1, ids[:, None])[:, 0]
@@ -109,10 +90,9 @@ def test_each_function_computes_what_torch_does():
 
 
 def test_no_build_is_of_this_machine():
-    for name, folder in projects().items():
-        for path in folder.rglob("*"):
-            if path.is_file() and path.suffix != ".pyc":
-                assert str(ROOT) not in path.read_text(), (name, path)
+    for path in project().rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            assert str(ROOT) not in path.read_text(), path
 
 
 @pytest.mark.kernel
@@ -120,36 +100,9 @@ def test_its_triton_kernels(monkeypatch):
     """Interpreted where there is no GPU."""
     monkeypatch.setenv("MMPACK_BACKEND", "triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kernel = imported(projects()["mmpack"] / "build" / f"torch-{device.type}")
+    kernel = imported(project() / "build" / f"torch-{device.type}")
     x, index = torch.randn(7, 32, device=device), torch.tensor([6, 0, 6, 2], device=device)
     assert_close(kernel.gather_rows(x, index), x[index])
     weight = torch.rand(32, device=device)
     assert_close(kernel.rms_norm(x, weight, 1e-6), torch.rms_norm(x, (32,), weight, 1e-6))
     assert f"{kernel.__name__}.ops.norms.triton" in sys.modules
-
-
-@pytest.mark.slow
-def test_the_binding_takes_the_builders_name(tmp_path):
-    """kernel-builder defines TORCH_EXTENSION_NAME, and these macros in its registration.h; the module is importable."""
-    compiler = recipe.nvcc()
-    if compiler is None:
-        pytest.skip("no nvcc")
-    folder, name = projects()["mmpack-csrc"], "_mmpack_csrc_cuda_0000000"
-    (tmp_path / "registration.h").write_text("""
-#include <Python.h>
-#define STABLE_TORCH_LIBRARY_EXPAND(NAME, MODULE) STABLE_TORCH_LIBRARY(NAME, MODULE)
-#define STABLE_TORCH_LIBRARY_IMPL_EXPAND(NAME, DEVICE, MODULE) STABLE_TORCH_LIBRARY_IMPL(NAME, DEVICE, MODULE)
-#define JOIN_(A, B) A##B
-#define JOIN(A, B) JOIN_(A, B)
-#define REGISTER_EXTENSION(NAME) PyMODINIT_FUNC JOIN(PyInit_, NAME)() { return nullptr; }
-""")
-    shutil.copy(folder / "torch-ext" / "torch_binding.cpp", tmp_path)
-    includes = (tmp_path, folder / "csrc", Path(torch.__file__).parent / "include")
-    includes = (*includes, sysconfig.get_path("include"))
-    made = tmp_path / "made.o"
-    command = [compiler, *recipe.FLAGS, f"-DTORCH_EXTENSION_NAME={name}", "-c", "-o", made]
-    command += [f"-I{path}" for path in includes]
-    subprocess.run([*command, tmp_path / "torch_binding.cpp"], check=True)
-    names = subprocess.run(["nm", made], capture_output=True, text=True, check=True).stdout
-    assert f" T PyInit_{name}" in names
-    assert name.encode() in made.read_bytes() and b"mmpack_native::" not in made.read_bytes()

@@ -11,11 +11,11 @@ from support.layout_bits import (
     some_samples,
 )
 from support.models import logprobs_and_gradients, relative_difference, small_model
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack import invariant
 from mmpack.adapters.transformers import attach
-from mmpack.smoke.tiny_models import tiny_model
 
 pytestmark = pytest.mark.gpu
 

@@ -89,7 +89,7 @@ def test_equal_to_get_rope_index(name):
 @pytest.mark.adapter
 def test_one_row_equals_what_the_model_counts():
     """InternVL leaves positions to its text model: they are read where that rotates by them."""
-    from mmpack.smoke.tiny_models import tiny_model
+    from support.tiny_models import tiny_model
 
     rng = np.random.default_rng(0)
     family, model = get_family("internvl"), tiny_model("internvl")

@@ -111,10 +111,10 @@ def test_seconds_are_written_as_vllm_writes_them(name):
     """The ids that a video becomes, from a prompt with one placeholder."""
     from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
 
+    from mmpack.demo.vocabulary import qwen_tokenizer
     from mmpack.layout.seconds import frame_seconds
     from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
     from mmpack.schema.media import Medium
-    from mmpack.smoke.vocabulary import qwen_tokenizer
 
     family, tokenizer = get_family(name), qwen_tokenizer()
     medium = Medium("v", "video", "k", (3, 4, 6), 18, fps=29.97, frame_indices=[0, 7, 31, 44, 60])

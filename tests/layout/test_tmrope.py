@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 from support.heard import HEARING
+from support.kits import get_kit
 
 import mmpack as mp
 from mmpack.families import get_family
 from mmpack.layout.tmrope import interleaved
-from mmpack.smoke.kits import get_kit
 
 pytestmark = [
     pytest.mark.adapter,

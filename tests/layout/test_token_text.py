@@ -22,7 +22,7 @@ HARD = [
 @pytest.fixture(scope="module")
 def qwen():
     pytest.importorskip("dashscope")
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     return qwen_tokenizer()
 

@@ -6,7 +6,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support.native import each_backend
 
 import mmpack as mp
 
@@ -56,14 +55,13 @@ def batch(count, groups, seed=0, spread=1.0, centre=0.0):
     return centre + spread * torch.randn(count, generator=g), index
 
 
-@each_backend
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("count", "groups"), [(1, 1), (2, 1), (5, 5), (129, 9), (300, 1), (257, 200)]
 )
-def test_kinds(backend_device, kind, count, groups):
+def test_kinds(device, kind, count, groups):
     rewards, index = batch(count, groups)
-    got = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind)
+    got = mp.group_advantages(rewards.to(device), index.to(device), kind)
     want = oracle(rewards, index, kind)
     torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
 
@@ -80,17 +78,16 @@ def whitened_over_tokens(rewards, index, counts, eps):
     return torch.from_numpy((a - tokens.mean()) / (tokens.std(ddof=1) + eps))
 
 
-@each_backend
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize(
     ("count", "groups"),
     [(2, 1), (129, 9), (257, 200), pytest.param(5000, 9, marks=pytest.mark.gpu)],
 )
-def test_reinforce_pp_over_tokens(backend_device, count, groups, dtype):
+def test_reinforce_pp_over_tokens(device, count, groups, dtype):
     rewards, index = batch(count, groups)
     g = torch.Generator().manual_seed(1)
     counts = torch.randint(0, 400, (count,), generator=g).to(dtype)
-    on = [x.to(backend_device) for x in (rewards, index, counts)]
+    on = [x.to(device) for x in (rewards, index, counts)]
     got = mp.group_advantages(*on[:2], "reinforce_pp", num_tokens=on[2]).cpu().double()
     want = whitened_over_tokens(rewards, index, counts, 1e-6)
     torch.testing.assert_close(got, want, rtol=BOUND, atol=BOUND)
@@ -100,33 +97,30 @@ def test_reinforce_pp_over_tokens(backend_device, count, groups, dtype):
     torch.testing.assert_close(ones.cpu().double(), by_samples, rtol=0, atol=1e-7)
 
 
-@each_backend
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewards_far_from_zero(backend_device, kind):
+def test_rewards_far_from_zero(device, kind):
     rewards, index = batch(64, 8, spread=1e-2, centre=1e4)
-    got = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind)
+    got = mp.group_advantages(rewards.to(device), index.to(device), kind)
     want = oracle(rewards, index, kind)
     torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
 
 
-@each_backend
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
-def test_dtypes(backend_device, dtype):
+def test_dtypes(device, dtype):
     rewards, _ = batch(50, 1)
     index = torch.arange(50).remainder(7).sub(3).to(dtype)
     for values in (rewards.half(), rewards.bfloat16(), rewards.double()):
-        got = mp.group_advantages(values.to(backend_device), index.to(backend_device))
+        got = mp.group_advantages(values.to(device), index.to(device))
         want = oracle(values, index, "grpo")
         torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
 
 
-@each_backend
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits(backend_device, kind):
+def test_bits(device, kind):
     """Equal rewards of a group get equal bits, all-equal ones 0, and every launch gives the same."""
     rewards, index = batch(150, 11)
     rewards = rewards.round(decimals=0)
-    on = rewards.to(backend_device), index.to(backend_device)
+    on = rewards.to(device), index.to(device)
     got = mp.group_advantages(*on, kind).cpu()
     for group in index.unique():
         for reward in rewards.unique():
@@ -138,21 +132,19 @@ def test_bits(backend_device, kind):
     assert torch.equal(same.cpu(), torch.zeros(150))
 
 
-@each_backend
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
-def test_a_group_in_any_company(backend_device, kind):
+def test_a_group_in_any_company(device, kind):
     rewards, index = batch(40, 4)
-    whole = mp.group_advantages(rewards.to(backend_device), index.to(backend_device), kind).cpu()
+    whole = mp.group_advantages(rewards.to(device), index.to(device), kind).cpu()
     more = torch.cat([rewards, torch.randn(200)]), torch.cat([index, torch.arange(200)])
-    company = mp.group_advantages(more[0].to(backend_device), more[1].to(backend_device), kind)
+    company = mp.group_advantages(more[0].to(device), more[1].to(device), kind)
     assert torch.equal(whole, company[:40].cpu())
 
 
-@each_backend
-def test_nothing_and_opcheck(backend_device):
-    none = torch.zeros(0, device=backend_device)
+def test_nothing_and_opcheck(device):
+    none = torch.zeros(0, device=device)
     assert mp.group_advantages(none, none.long()).shape == (0,)
-    rewards, index = (x.to(backend_device) for x in batch(20, 3))
+    rewards, index = (x.to(device) for x in batch(20, 3))
     for kind in ("grpo", "reinforce_pp"):
         op = torch.ops.mmpack.group_advantages.default
         torch.library.opcheck(op, (rewards, index, None, kind, 1e-6))
@@ -163,20 +155,18 @@ def test_nothing_and_opcheck(backend_device):
     assert torch.equal(fast(rewards, index), mp.group_advantages(rewards, index) * 2)
 
 
-@each_backend
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "groups"), [(1025, 100), (4096, 512), (5000, 1)])
-def test_large(backend_device, kind, count, groups):
+def test_large(device, kind, count, groups):
     rewards, index = batch(count, groups)
     got = mp.group_advantages(rewards.cuda(), index.cuda(), kind)
     want = oracle(rewards, index, kind)
     torch.testing.assert_close(got.cpu().double(), want, rtol=BOUND, atol=BOUND)
 
 
-@each_backend
 @pytest.mark.gpu
-def test_cuda_graph(backend_device):
+def test_cuda_graph(device):
     rewards, index = (x.cuda() for x in batch(600, 70))
     mp.group_advantages(rewards, index, "reinforce_pp")
     graph = torch.cuda.CUDAGraph()

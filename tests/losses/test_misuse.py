@@ -1,6 +1,7 @@
 """Numbers and types that would give a wrong loss in silence: each is one line with what is due and the fix."""
 
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -258,3 +259,15 @@ def test_checks_are_traced():
 def test_options_of_a_correction_that_is_off_are_looked_at_too(wrong):
     with pytest.raises(ArgumentError, match=r"^correction_weights: (level|low|high) is .* Fix: "):
         policy(**wrong)
+
+
+def test_logprobs_of_the_rollout_that_no_correction_reads():
+    with pytest.warns(
+        mp.LossWarning, match="correction is None.* Fix: pass correction='tis'"
+    ) as caught:
+        policy(rollout_logprobs=torch.zeros(N))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy(rollout_logprobs=torch.zeros(N), correction="tis")
+        policy()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.native import poison_outputs
+from support.kernels import poison_outputs
 
 import mmpack as mp
 from mmpack.losses.returns import SEGMENT_RETURNS

@@ -1,16 +1,12 @@
-"""The kernels of losses, advantages, rewards and returns, compiled for each target; csrc/ for HIP too."""
+"""The kernels of losses, advantages, rewards and returns, compiled for each target."""
 
 import math
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from support.offline_compile import compiled_size, each_target
 
 pytestmark = pytest.mark.compile
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
 COLUMNS = ("logprobs", "entropy", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs")
 NUMBERS = ("scale", "ratio_low", "ratio_high", "dual_clip", "kl_coef", "entropy_coef")
 POLICY = {
@@ -145,37 +141,3 @@ def test_segment_returns(target, dtype, out, absent):
     signature = {name: kind for name, kind in signature.items() if name not in absent}
     constants = {"BLOCK": m.BLOCK} | dict.fromkeys(absent)
     assert compiled_size(m.returns_kernel, signature, constants, target, num_warps=4) > 0
-
-
-HIP = "hipcc -std=c++17 -O3 -Wno-pass-failed -c -x hip"  # loops it leaves rolled
-
-
-@pytest.mark.parametrize("source", sorted(p.name for p in CSRC.glob("*.cu")))
-@pytest.mark.parametrize(
-    "command",
-    [
-        f"{HIP} --offload-arch=gfx90a",
-        f"{HIP} --offload-arch=gfx1030 -DMMPACK_WAVEFRONT=32",
-        "nvcc -std=c++17 -O3 -c -arch=sm_80",
-        "nvcc -std=c++17 -O3 -c -arch=sm_90",
-    ],
-)
-def test_csrc(source, command, tmp_path, monkeypatch):
-    compiler, *options = command.split()
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no {compiler}")
-    monkeypatch.setenv("HIP_PLATFORM", "amd")
-    made = tmp_path / "made.o"
-    result = subprocess.run(
-        [compiler, *options, str(CSRC / source), "-o", str(made)], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert made.stat().st_size > 0
-
-
-def test_the_sources_travel_in_the_package():
-    package = CSRC.parent / "mmpack" / "_csrc"
-    assert {p.name for p in package.iterdir()} == {p.name for p in CSRC.iterdir()}
-    for path in package.iterdir():
-        assert path.resolve() == CSRC / path.name

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.native import each_backend, poison_outputs
+from support.kernels import poison_outputs
 
 from mmpack.losses.rewards.scatter_op import scatter_op
 
@@ -22,29 +22,26 @@ def scattered(rewards, lengths, weight, at):
     return torch.from_numpy(out)
 
 
-@each_backend
 @pytest.mark.parametrize("at", ["last", "all", "mean"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_places(backend_device, lengths, at, monkeypatch):
-    poison_outputs(monkeypatch, backend_device)
-    cu = torch.tensor([0, *lengths]).cumsum(0).int().to(backend_device)
+def test_places(device, lengths, at, monkeypatch):
+    poison_outputs(monkeypatch, device)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
     for rewards in (torch.randn(len(lengths)), torch.arange(len(lengths))):
-        got = scatter_op(rewards.to(backend_device), cu, sum(lengths), 1.5, at)
+        got = scatter_op(rewards.to(device), cu, sum(lengths), 1.5, at)
         want = scattered(rewards.double().numpy(), lengths, 1.5, at)
         torch.testing.assert_close(got.cpu().double(), want, rtol=1e-7, atol=0)
 
 
-@each_backend
-def test_opcheck(backend_device):
-    cu = torch.tensor([0, 2, 2, 9], dtype=torch.int32, device=backend_device)
+def test_opcheck(device):
+    cu = torch.tensor([0, 2, 2, 9], dtype=torch.int32, device=device)
     for at in ("last", "mean"):
-        torch.library.opcheck(scatter_op, (torch.ones(3, device=backend_device), cu, 9, 1.0, at))
+        torch.library.opcheck(scatter_op, (torch.ones(3, device=device), cu, 9, 1.0, at))
 
 
-@each_backend
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[32] * 4096, [16384, 1, 20000]])
-def test_large_and_captured(backend_device, lengths):
+def test_large_and_captured(device, lengths):
     cu = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     rewards = torch.randn(len(lengths), device="cuda")
     scatter_op(rewards, cu, sum(lengths), 1.0, "mean")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.native import poison_outputs
+from support.kernels import poison_outputs
 
 from mmpack.losses.rewards import SCATTER_SCORES
 from mmpack.losses.rewards.placing import table_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support import gathers
 from support.gathers import DTYPES, SHAPES, some_index
-from support.native import chosen
+from support.kernels import chosen
 
 from mmpack.ops.rows import GATHER_ROWS
 from mmpack.ops.rows.gather import gather_rows
@@ -13,9 +13,9 @@ from mmpack.ops.rows.inverse import inverse_index
 pytestmark = pytest.mark.kernel
 
 
-@pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch) -> torch.device:
-    return chosen(GATHER_ROWS, request.param, monkeypatch)
+@pytest.fixture
+def device(monkeypatch) -> torch.device:
+    return chosen(GATHER_ROWS, monkeypatch)
 
 
 def summed_in_order(values, index, num_rows):

@@ -14,6 +14,7 @@ from support.attention import (
     run_varlen_on_the_cpu,
     stand_in,
 )
+from support.tiny_models import tiny_model
 
 from mmpack.errors import ArgumentError, BackendError
 from mmpack.ops.attention import (
@@ -26,7 +27,6 @@ from mmpack.ops.attention import (
     varlen,
 )
 from mmpack.ops.attention.lse import with_gradient
-from mmpack.smoke.tiny_models import tiny_model
 
 SHARED = [(5, [3, (2, [4, 1, 1]), 6]), 7, (1, [1, 1]), (4, [2])]
 LENGTHS = [16, 16, 8, 40, 4, 4, 2]

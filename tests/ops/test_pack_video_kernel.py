@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.clips import PIXELS, clips_of, normalised, rows_by_index, shapes_of
-from support.native import chosen
+from support.kernels import chosen
 
 from mmpack.families import get_family
 from mmpack.ops.patches import PACK_VIDEO
@@ -22,9 +22,9 @@ CHANGES = [
 FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
 
 
-@pytest.fixture(params=["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch) -> torch.device:
-    return chosen(PACK_VIDEO, request.param, monkeypatch)
+@pytest.fixture
+def device(monkeypatch) -> torch.device:
+    return chosen(PACK_VIDEO, monkeypatch)
 
 
 @pytest.fixture

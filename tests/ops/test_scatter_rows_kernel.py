@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.gathers import DTYPES, SHAPES
-from support.native import chosen
+from support.kernels import chosen
 
 from mmpack.ops.rows import SCATTER_ROWS
 from mmpack.ops.rows.gather import gather_rows
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture
 def device(monkeypatch) -> torch.device:
-    return chosen(SCATTER_ROWS, "triton", monkeypatch)
+    return chosen(SCATTER_ROWS, monkeypatch)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

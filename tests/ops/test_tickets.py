@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from support.native import each_backend
 from support.process import run_python
 
 import mmpack as mp
@@ -22,8 +21,7 @@ def step(lp, adv, cu, old):
     return out.loss, *out.metrics.values()
 
 
-@each_backend
-def test_streams_at_once(backend_device):
+def test_streams_at_once(device):
     batches = [batch(seed) for seed in range(2)]
     want = [step(*b) for b in batches]
     torch.cuda.synchronize()
@@ -38,8 +36,7 @@ def test_streams_at_once(backend_device):
         assert all(map(torch.equal, values, want[i % 2]))
 
 
-@each_backend
-def test_graphs_at_once(backend_device):
+def test_graphs_at_once(device):
     batches = [batch(seed) for seed in range(2)]
     want = [step(*b) for b in batches]
     graphs, outputs = [torch.cuda.CUDAGraph() for _ in batches], []
@@ -71,14 +68,12 @@ for _ in range(3):
 """
 
 
-@each_backend
-def test_capture_as_the_very_first_call(backend_device):
+def test_capture_as_the_very_first_call(device):
     result = run_python(CAPTURED)
     assert result.returncode == 0, result.stderr
 
 
-@each_backend
-def test_graph_trees(backend_device):
+def test_graph_trees(device):
     result = run_python(TREES)
     assert result.returncode == 0, result.stderr
 

@@ -79,7 +79,7 @@ def test_the_first_differing_frame_of_two_traces(tmp_path, clip, sides, suffix):
 
 
 def test_two_wrapped_processors(clip):
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     hf = qwen_vl_processor("qwen2_5_vl", min_pixels=4 * 28 * 28, max_pixels=6 * 28 * 28)
     content = [{"type": "video", "video": clip.name}, {"type": "text", "text": "Where?"}]

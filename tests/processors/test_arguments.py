@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmpack as mp
+from mmpack.demo.clips import clip_exercises
 from mmpack.errors import ArgumentError, LayoutError, MmpackError
-from mmpack.smoke.clips import clip_exercises
 
 IMAGE, START, END = 151655, 151652, 151653
 ASKED = [{"role": "user", "content": "1 + 1?"}]
@@ -112,7 +112,11 @@ def test_a_template_that_refuses_is_one_line(hf):
 
 @pytest.mark.parametrize("bad", [-5, -100, 152_064, 10**6])
 def test_ids_outside_the_vocabulary(processor, bad):
-    refused(lambda: processor.from_ids([1, bad], sample_id="s"), ArgumentError, rf"\[1\] is {bad}")
+    refused(
+        lambda: processor.from_ids([1, bad], loss_spans=(), sample_id="s"),
+        ArgumentError,
+        rf"\[1\] is {bad}",
+    )
     sample = processor(ASKED, response_ids=[1], sample_id="s")
     for name in ("observation_ids", "response_ids"):
         refused(
@@ -125,7 +129,7 @@ def test_ids_outside_the_vocabulary(processor, bad):
 def test_tokens_that_were_added_are_in_the_vocabulary(hf, processor, monkeypatch):
     assert processor.vocab_size == 152_064
     monkeypatch.setattr(type(hf.tokenizer), "__len__", lambda self: 160_000)
-    assert len(processor.from_ids([1, 159_999], sample_id="s")) == 2
+    assert len(processor.from_ids([1, 159_999], loss_spans=(), sample_id="s")) == 2
     refused(lambda: processor.from_ids([160_000], sample_id="s"), ArgumentError, "to 159999")
 
 
@@ -203,7 +207,7 @@ def test_data_urls_are_bytes(processor, png):
         assert found == wanted
         assert np.array_equal(found.media[0].pixel_values, wanted.media[0].pixel_values)
     ids = [START, IMAGE, END]
-    by_ids = [processor.from_ids(ids, [x], expanded=False, sample_id="s") for x in (url, png)]
+    by_ids = [processor.from_ids(ids, [x], False, (), sample_id="s") for x in (url, png)]
     assert by_ids[0] == by_ids[1]
     assert processor.medium(url) == processor.medium(png)
 

@@ -15,9 +15,9 @@ pytest.importorskip("dashscope")
 import torch
 from PIL import Image
 from support.heard import HEARING
+from support.kits import get_kit
 
 import mmpack as mp
-from mmpack.smoke.kits import get_kit
 
 pytestmark = pytest.mark.skipif(
     not get_kit(HEARING[0]).available,

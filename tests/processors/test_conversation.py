@@ -29,13 +29,14 @@ def template(name):
     return path.read_text(encoding="utf-8")
 
 
-def conversation(picture, tool="tool"):
+def conversation(picture, tool="tool", calls=True):
     """Three assistant turns, a tool that answers with pictures and text, two user turns."""
     image = {"type": "image"}
+    called = {"tool_calls": [LOOK]} if calls else {}
     return [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [image | {"image": picture(0)}, text("What is it?")]},
-        {"role": "assistant", "content": "Let me look.", "tool_calls": [LOOK]},
+        {"role": "assistant", "content": "Let me look.", **called},
         {"role": tool, "content": [text("Zoomed:"), image | {"image": picture(1, 200, 150)}]},
         {"role": tool, "content": [image | {"image": picture(0)}]},
         {"role": "assistant", "content": [text("A "), text("square.")]},
@@ -79,7 +80,7 @@ def single(sample):
 )
 def test_turns_are_transformers_mask(make_hf, picture, family, name, tool):
     hf = make_hf(family, max_pixels=256 * 32 * 32)
-    messages = conversation(picture, tool)
+    messages = conversation(picture, tool, calls=name == "qwen3_vl")  # the other has none
     options = {"tools": TOOLS} if name == "qwen3_vl" else {}
     processor = mp.wrap_processor(hf, chat_template=template(name))
     sample = processor(
@@ -105,7 +106,7 @@ def test_turns_are_transformers_mask(make_hf, picture, family, name, tool):
 def test_turns_appended_are_the_conversation(make_hf, picture, name):
     hf = make_hf(name, max_pixels=256 * 32 * 32)
     processor = mp.wrap_processor(hf, chat_template=template(name))
-    messages = conversation(picture)
+    messages = conversation(picture, calls=name == "qwen3_vl")
     whole = processor(messages, assistant_loss=True, sample_id="s")
     answers = [whole.input_ids[s.start : s.stop] for s in whole.loss_spans]
     sample = processor(messages[:2], response_ids=answers[0], sample_id="s")
@@ -186,7 +187,7 @@ def test_clips_of_tools(make_hf, picture, name):
     processor = mp.wrap_processor(
         make_hf(name, max_pixels=256 * 32 * 32), chat_template=template(name)
     )
-    messages = conversation(picture)
+    messages = conversation(picture, calls=name == "qwen3_vl")
     clip = (np.zeros((8, 64, 64, 3), np.uint8), {"fps": 2.0})
     messages[4]["content"].append({"type": "video", "video": clip})
     sample = processor(messages, assistant_loss=True, sample_id="s")
@@ -246,11 +247,10 @@ def test_refusals(processor, picture):
 
 
 def test_internvl(picture):
-    from mmpack.smoke.internvl_processor import internvl_processor
+    from support.replicas.internvl_processor import internvl_processor
 
     processor = mp.wrap_processor(internvl_processor(tile=56, max_tiles=2))
-    messages = conversation(picture, "user")
-    del messages[2]["tool_calls"]
+    messages = conversation(picture, "user", calls=False)
     whole = processor(messages, assistant_loss=True, sample_id="s")
     written = [
         processor.tokenizer.decode(whole.input_ids[s.start : s.stop]) for s in whole.loss_spans

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.kits import get_kit
 
 import mmpack as mp
 from mmpack.adapters.transformers.tower import _tower_arguments
 from mmpack.layout.fingerprint import cache_key
 from mmpack.schema.media import Medium
-from mmpack.smoke.kits import get_kit
 
 pytestmark = pytest.mark.upstream
 NAMES = ("kimi_k25", "minicpmv4_6")

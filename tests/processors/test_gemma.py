@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.kits import get_kit
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.ops.patches.lines import lines_of
 from mmpack.packing.media import tiles_of
-from mmpack.smoke.kits import get_kit
 
 KITS = [name for name in ("gemma3", "gemma4") if get_kit(name).available]
 RANDOM = np.random.default_rng(0)

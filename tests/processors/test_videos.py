@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 
 import mmpack as mp
+from mmpack.demo.clips import clip_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, LayoutError, VideoError
 from mmpack.processors import videos
 from mmpack.processors.kinds import kind_of_file, kind_of_item
-from mmpack.smoke.clips import clip_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video.choose_frames import sample as plan_of
 from mmpack.video.frame_plan import FramePlan
 
@@ -279,7 +279,7 @@ def test_settings_of_sampling(make, make_hf):
         make(video_settings={"speed": 2})
     with pytest.raises(ArgumentError, match="policy 'best' is unknown"):
         make(video_policy="best")
-    from mmpack.smoke.internvl_processor import internvl_processor
+    from support.replicas.internvl_processor import internvl_processor
 
     with pytest.raises(ArgumentError, match="takes a video as images"):
         mp.wrap_processor(internvl_processor(), video_settings={"fps": 1.0})

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import mmpack as mp
+from mmpack.demo.clips import clip_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError
-from mmpack.smoke.clips import clip_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video import FramePlan, decode, drop_frames, mask_frames, plan_patches, sample
 
 pytestmark = pytest.mark.adapter

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import mmpack as mp
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.processors.frame_processor import FrameProcessor
 from mmpack.processors.settings import vision_settings
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 
 pytestmark = pytest.mark.upstream
 
@@ -57,7 +57,7 @@ def clips():
 
 @pytest.fixture(scope="module")
 def qwen_tok():
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     return qwen_tokenizer()
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from support.kits import get_kit
 from support.models import small_model
+from support.replicas.chat_templates import MINICPM
+from support.replicas.minicpm_processor import minicpm_tokenizer
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.processors.views import VIEW, pictures
-from mmpack.smoke.chat_templates import MINICPM
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.minicpm_processor import minicpm_tokenizer
 
 pytestmark = [
     pytest.mark.adapter,

@@ -129,9 +129,9 @@ def part(**fields):
         (
             part(type="input_audio", input_audio={"data": "AAAA"}),
             None,
-            "of type input_audio, which no",
+            "takes no audio",
         ),
-        (part(type="file", file={"file_id": "f"}), None, "of type file, which no chat template"),
+        (part(type="file", file={"file_id": "f"}), None, "holds .file., which mmpack can"),
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),

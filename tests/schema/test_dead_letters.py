@@ -13,8 +13,9 @@ from support.process import call_mmpack
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
-from mmpack.errors import ArgumentError, BlobError, SchemaError, TraceError
+from mmpack.errors import ArgumentError, BlobError, SchemaError, TraceError, UnwrittenWarning
 from mmpack.schema.dead_letters import letter_of
+from mmpack.schema.jsonl import dump_json
 
 
 def letter(i: int, sample=None) -> mp.DeadLetter:
@@ -135,6 +136,76 @@ def test_a_full_disk_keeps_letters_waiting(tmp_path):
     )
     expected = ["1 4 3 ['0']", "0 ['0', '1', '2', '3']"]
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+def rotated(path, letters):
+    path.rename(path.with_suffix(".1"))
+
+
+def replaced(path, letters):
+    rotated(path, letters)
+    mp.DeadLetters(path).add(letters)
+
+
+def emptied(path, letters):
+    path.write_bytes(b"")
+
+
+def grown(path, letters):
+    """Emptied, and longer than before when its first writer comes back."""
+    emptied(path, letters)
+    mp.DeadLetters(path).add(letters)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("change", [rotated, replaced, emptied, grown])
+def test_a_file_may_be_rotated_or_emptied(tmp_path, change):
+    path = tmp_path / "dead.jsonl"
+    book = mp.DeadLetters(path)
+    book.add([letter(0), letter(1)])
+    others = [letter(10 + i, full_sample(f"s{i}")) for i in range(3)]
+    change(path, others)
+    book.add([letter(2), letter(1), others[0]])
+    book.add(letter(3))
+    expected = others if change in (replaced, grown) else []
+    expected = expected + [letter(2), *([] if expected else others[:1]), letter(3)]
+    assert list(mp.DeadLetters(path).read()) == expected
+    assert b"\0" not in path.read_bytes() and path.read_bytes().count(b"\n") == len(expected)
+
+
+CONFIG = b'{"lr": 1e-6, "path": "out", "gpus": 8}'
+TRACE = (dump_json(full_sample("a").to_dict(numpy=True)) + "\n").encode()
+
+
+@pytest.mark.parametrize(
+    "content", [CONFIG, CONFIG + b"\n", b"a\nb", TRACE, TRACE[:-1], TRACE[:50], b"\0" * 40]
+)
+def test_a_file_of_anything_else_stays_as_it_is(tmp_path, content):
+    path = tmp_path / "dead.jsonl"
+    book = mp.DeadLetters(path)
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"DeadLetters: .*dead.jsonl (holds|ends in).*Fix: "):
+        mp.DeadLetters(path)
+    with pytest.warns(UnwrittenWarning, match=r"dead.jsonl can't be written \((holds|ends in)"):
+        book.add(letter(0))
+    assert path.read_bytes() == content and book.unwritten == 1
+    if not content.endswith(b"\n"):  # nor is a tail cut off that no writer of letters left
+        path.write_bytes(letter(1).line().encode() + b"\n" + content)
+        book.flush()
+        assert path.read_bytes().endswith(content) and book.unwritten == 1
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "dead.jsonl"
+    if kind == "device":
+        path = "/dev/full"
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(ArgumentError, match="is no regular file"):
+        mp.DeadLetters(path)
 
 
 def chained(error: Exception, cause: Exception) -> Exception:

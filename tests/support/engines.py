@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.tiny_models import tiny_qwen2_5_vl
 
 from mmpack.adapters.transformers import load_checkpoint
 from mmpack.adapters.vllm import VllmEngine
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.tiny_models import tiny_qwen2_5_vl
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 _running: dict[str, Any] = {}
 

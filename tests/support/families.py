@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.kits import get_kit
 from support.models import with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.schema.sample import Sample
-from mmpack.smoke.kits import get_kit
 
 # every way to lay samples out, by name
 LAYOUTS: dict[str, Callable[[list[Sample]], Any]] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from conformance.oracle import Wide, exact, separate, torch_functions, wide_copy
 from support.models import Gradients, relative_difference
 
-from mmpack.conformance.oracle import Wide, exact, separate, torch_functions, wide_copy
 from mmpack.contracts import parameter_gradient_fp32_bound
 
 __all__ = [

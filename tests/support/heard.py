@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.kits import get_kit
+from support.kits.samples import draw_pixels, sample_of
 
 import mmpack as mp
 from mmpack.families import FAMILIES
 from mmpack.schema.sample import Sample
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import draw_pixels, sample_of
 
 HEARING = [name for name, family in FAMILIES.items() if family.audio is not None]
 

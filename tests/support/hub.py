@@ -19,9 +19,9 @@ def writer() -> ModuleType:
 
 
 @functools.cache
-def projects() -> dict[str, Path]:
-    """The folder of each project, by its name."""
-    return {path.name: path for path in writer().write(Path(_FOLDER.name))}
+def project() -> Path:
+    """The project's folder."""
+    return writer().write(Path(_FOLDER.name))
 
 
 def imported(variant: Path) -> ModuleType:

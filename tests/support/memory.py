@@ -10,6 +10,7 @@ import torch
 from support.live_bytes import LiveBytes
 from support.models import with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import packed_logprobs
@@ -17,7 +18,6 @@ from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import PackedBatch
 from mmpack.planning.memory import Load
-from mmpack.smoke.tiny_models import tiny_model
 
 GRID = (1, 24, 24)
 

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
-
-from mmpack.conformance.oracle import (
+from conformance.oracle import (
     Gradients,
     logprobs_and_gradients,
     relative_difference,
     weights_of,
 )
+from support.kits import get_kit
+from support.kits.base import spread_out
+from transformers import Qwen2_5_VLForConditionalGeneration
+
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.base import spread_out
 
 __all__ = [
     "PATCH_DIM",

@@ -53,8 +53,8 @@ def run(rank, port, checkpoint, folder, stage):
 
 def rows_of_rank(rank):
     """Four rows of the fixture, two prompts with two responses each; one token of the first rank's is masked."""
-    from mmpack.smoke.matrix.fixture import make_fixture
-    from mmpack.smoke.matrix.openrlhf_trace import experience
+    from matrix.fixture import make_fixture
+    from matrix.openrlhf_trace import experience
 
     fixture = make_fixture()
     fixture.rows[:] = fixture.rows[4 * rank : 4 * rank + 4]

@@ -4,14 +4,17 @@ import io
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from mmpack.cli.main import main
 
 
-def call_mmpack(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    """What `run_mmpack` returns, without the second that a process takes to start."""
+def call_mmpack(
+    *args: str | Path, main: Callable[[list[str]], int] = main
+) -> subprocess.CompletedProcess[str]:
+    """What `run_mmpack` returns, without the second that a process takes to start. `main`: of another program."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main([str(arg) for arg in args])
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())

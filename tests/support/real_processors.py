@@ -9,14 +9,14 @@ import mmpack as mp
 
 @pytest.fixture(scope="session")
 def qwen_tok():
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     return qwen_tokenizer()
 
 
 @pytest.fixture
 def make_hf(qwen_tok):
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     def make(family="qwen2_5_vl", max_pixels=64 * 28 * 28):
         return qwen_vl_processor(family, max_pixels=max_pixels, tokenizer=qwen_tok)

@@ -25,7 +25,7 @@ WORDS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 @cache
 def processor() -> Any:
     import mmpack as mp
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     return mp.wrap_processor(qwen_vl_processor("qwen2_5_vl"))
 

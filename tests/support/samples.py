@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from support.kits import get_kit
+from support.kits.samples import film_ids, film_spans, placeholder_spans
 
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.layout.fingerprint import cache_key, fingerprint
@@ -30,8 +32,6 @@ from mmpack.schema.spans import (
     RegionSpan,
     Score,
 )
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import film_ids, film_spans, placeholder_spans
 
 TEXT_IDS = 151643  # ids below it are text
 PROCESSOR = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from support.float64 import assert_as_exact_as_separate
+from support.kits import get_kit
 from support.models import (
     Gradients,
     logprobs_and_gradients,
@@ -15,8 +16,6 @@ from support.models import (
 )
 from support.ranks import GPU_BOUND, gradient_bound, here, logprob_bound
 from torch import distributed
-
-from mmpack.smoke.kits import get_kit
 
 
 def model_with_heads(name: str, heads: int, kv: int, **more: int) -> Any:

@@ -57,8 +57,11 @@ def grown(count: int = 3, family: str = "qwen2_5_vl", seed: int = 0) -> list[Tur
 
 
 @st.composite
-def trajectories(draw: st.DrawFn) -> Trajectory:
-    """Up to six turns: each grows from, branches off or retries an earlier one, or sees something new."""
+def trajectories(draw: st.DrawFn, silent: bool = False) -> Trajectory:
+    """Up to six turns: each grows from, branches off or retries an earlier one, or sees something new.
+
+    `silent`: some of them are without loss.
+    """
     words = st.lists(st.integers(0, 3), min_size=1, max_size=3)
     shots = st.sampled_from(["a0", "b0", "b1"]).map(shot)
     turns: list[Turn] = []
@@ -75,16 +78,17 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 context = joined((seen + at.response_ids.tolist(), at.media), new)
         response = draw(st.lists(st.integers(0, 3), max_size=3))
         logprobs = [-draw(st.floats(0, 9, width=32)) for _ in response]
-        turns.append(Turn(*(context[0], response, context[1]), logprobs=logprobs))
+        loss = [] if silent and draw(st.integers(0, 3)) == 0 else None
+        turns.append(Turn(context[0], response, context[1], logprobs=logprobs, loss_spans=loss))
     return episode(turns)
 
 
 def scored_of_turns(turns: list[Turn]) -> Counter[Any]:
-    """Each response token: (all ids before it, media keys before it, id, logprob), as sampled."""
+    """Each response token of turns with loss: (all ids before it, media keys before it, id, logprob), as sampled."""
     out: Counter[Any] = Counter()
     for turn in turns:
         ids, media = turn.input_ids.tolist(), tuple(m.cache_key for m in turn.media)
-        for i, token in enumerate(turn.response_ids.tolist()):
+        for i, token in enumerate(turn.response_ids.tolist() if turn.loss_spans != [] else []):
             before = tuple(ids[: len(turn.context_ids) + i])
             value = None if turn.logprobs is None else float(turn.logprobs[i])
             out[(before, media, token, value)] += 1

@@ -11,12 +11,11 @@ import pytest
 from transformers import AutoModelForImageTextToText
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke.datasets import load_exercises
-from mmpack.smoke.qwen_processor import qwen_vl_processor
+from mmpack.demo.datasets import load_exercises
+from mmpack.demo.qwen_processor import qwen_vl_processor
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
-FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "geo3k_style"
 
 
 class Packed(MmpackGRPO, trl.GRPOTrainer):
@@ -31,7 +30,7 @@ def small_processor() -> Any:
 
 def rows_of(numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Rows of a data set: problems of the fixture, by number."""
-    exercises = load_exercises(FIXTURE)
+    exercises = load_exercises()
     return [
         {
             "prompt": [{"role": "user", "content": exercises[n].prompt}],

@@ -1,5 +1,5 @@
 """verl on a CPU, as the conformance checks start it."""
 
-from mmpack.conformance.verl_cpu import make_engine, start
+from conformance.verl_cpu import make_engine, start
 
 __all__ = ["make_engine", "start"]

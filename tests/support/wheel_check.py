@@ -2,17 +2,14 @@
 command works, or says in one line which extra it needs.
 
 Then once more with the extra [cli]; sdist and tree build one wheel; each light extra installs alone, all of them in one
-empty environment load what they bring; and the core runs in every Python of 3.11 or newer that is here. Where nvcc is,
-the same of a platform wheel. `--dist FOLDER` checks the sdist and the wheels there. Prints a line for each check; the
-first that fails ends it.
+empty environment load what they bring; and the core runs in every Python of 3.11 or newer that is here. `--dist FOLDER`
+checks the sdist and the wheel there. Prints a line for each check; the first that fails ends it.
 """
 
 import argparse
 import json
 import os
-import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,10 +17,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-from mmpack.ops import recipe
-
 ROOT = Path(__file__).resolve().parents[2]
-FATBIN = bytes.fromhex("50ed55ba")  # what a block of GPU code begins with
 
 CORE = """
 import importlib.util
@@ -105,19 +99,10 @@ def main() -> None:
     parser.add_argument(
         "--dist", type=Path, help="where an sdist and its wheel are; else they are built"
     )
-    parser.add_argument(
-        "--platform-wheel", type=Path, metavar="FOLDER", help="only build one there, where nvcc is"
-    )
     options = parser.parse_args()
     dist = options.dist
     with tempfile.TemporaryDirectory(prefix="mmpack-wheel-") as folder:
         work = Path(folder)
-        if options.platform_wheel is not None:
-            made = built_platform_wheel(work)
-            if made is not None:
-                shutil.copy(made, options.platform_wheel)
-            print(made.name if made is not None else "no nvcc here: no platform wheel")
-            return
         wheel = built(work) if dist is None else the_wheel(dist)
         version = wheel.name.split("-")[1]
         check_contents(wheel)
@@ -137,8 +122,6 @@ def main() -> None:
 
         for args in [("--help",), *(args for args, _, _ in COMMANDS)]:
             one_line(run(command, *args, cwd=work, exit_code=2), "cli")
-        build = (python, "-m", "mmpack.ops.build")
-        one_line(run(*build, cwd=work, exit_code=2), "torch")
         print("commands without [cli]: exit 2, and one line that names it")
 
         install(python, f"{wheel}[cli]")
@@ -158,14 +141,6 @@ def main() -> None:
         check_light_extras(work, wheel)
         check_pythons(work, wheel, version)
 
-        binary = built_platform_wheel(work) if dist is None else platform_wheel(dist)
-        if binary is None:
-            print("no nvcc here, or no platform wheel there: none is checked")
-            return
-        check_platform_contents(binary, wheel)
-        check_choice(work, wheel, binary)
-        check_pythons(work, binary, version)
-
 
 def one_line(result: subprocess.CompletedProcess[str], extra: str) -> None:
     assert result.stdout == "" and result.stderr.count("\n") == 1, result
@@ -183,84 +158,6 @@ def the_wheel(dist: Path) -> Path:
     (sdist,) = dist.glob("*.tar.gz")
     assert sdist.name == f"mmpack-{wheel.name.split('-')[1]}.tar.gz", sdist
     return wheel
-
-
-def built_platform_wheel(work: Path) -> Path | None:
-    """With csrc/ compiled, beside the torch of this environment; None where there is no nvcc."""
-    if recipe.nvcc() is None:
-        return None
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    run(*pip, "--target", work / "hatchling", "hatchling", cwd=work)
-    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check")
-    build = (*build, "--outdir", str(work / "binary"), str(ROOT))
-    found = {"PYTHONPATH": str(work / "hatchling")}
-    refused = run(*build, cwd=work, exit_code=1, **found, MMPACK_BUILD_CSRC="yes")
-    assert "MMPACK_BUILD_CSRC is 'yes'. Fix: set 1, or nothing" in refused.stdout + refused.stderr
-    run(*build, cwd=work, **found, MMPACK_BUILD_CSRC="1")
-    return platform_wheel(work / "binary")
-
-
-def platform_wheel(dist: Path) -> Path | None:
-    return next(dist.resolve().glob("*-py3-none-manylinux_*.whl"), None)
-
-
-def check_platform_contents(binary: Path, wheel: Path) -> None:
-    """It is the other wheel and one library: of these sources, for the GPUs of its name, with the glibc of its tag."""
-    sources = ROOT / "mmpack" / "_csrc"
-    compiler = recipe.nvcc()
-    assert compiler is not None, "no nvcc: of which CUDA the library should be is not known"
-    place = recipe.place(sources, recipe.cuda_version(compiler), recipe.WHEEL)
-    library = f"mmpack/_csrc/built/{place.as_posix()}"
-    with zipfile.ZipFile(binary) as one, zipfile.ZipFile(wheel) as other:
-        packed = {name for name in one.namelist() if ".dist-info/" not in name}
-        assert packed == {n for n in other.namelist() if ".dist-info/" not in n} | {library}, packed
-        same = packed - {library}
-        assert all(one.read(name) == other.read(name) for name in same)
-        data = one.read(library)
-    codes = fatbin_codes(data)
-    assert codes == set(recipe.WHEEL), codes
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / recipe.LIBRARY
-        path.write_bytes(data)
-        asked = run("readelf", "--wide", "--dynamic", "--version-info", path, cwd=ROOT).stdout
-    needed = set(re.findall(r"\(NEEDED\).*\[(.*?)\]", asked)) - {"libc.so.6", "libm.so.6"}
-    torch_and_cuda = {"libtorch_cuda.so", "libtorch_cpu.so", "libcudart.so.13"}
-    assert needed == torch_and_cuda | {"libstdc++.so.6", "libgcc_s.so.1"}, needed
-    assert "RPATH" not in asked and "RUNPATH" not in asked, "a library of this machine is named"
-    newest = max(tuple(map(int, found)) for found in re.findall(r"GLIBC_(\d+)\.(\d+)", asked))
-    assert "manylinux_{}_{}_".format(*newest) in binary.name, newest
-    print(f"{binary.name}: the same files and {library}, {len(data) / 2**20:.1f} MiB")
-
-
-def fatbin_codes(data: bytes) -> set[str]:
-    """The codes in a library's blocks of GPU code, by the headers of their entries: kind 1 is PTX, 2 machine code."""
-    found = set()
-    start = data.find(FATBIN)
-    while start >= 0:
-        (size,) = struct.unpack_from("<Q", data, start + 8)
-        at, stop = start + 16, start + 16 + size
-        while at < stop:
-            kind, _, header, payload = struct.unpack_from("<HHIQ", data, at)
-            (number,) = struct.unpack_from("<I", data, at + 28)
-            found.add(f"{ {1: 'compute', 2: 'sm'}[kind] }_{number}")
-            at += header + payload
-        start = data.find(FATBIN, stop)
-    return found
-
-
-def check_choice(work: Path, wheel: Path, binary: Path) -> None:
-    """Of an index that has both, pip takes the platform wheel where it fits, and the other one elsewhere."""
-    index = work / "index"
-    index.mkdir()
-    for path in (wheel, binary):
-        shutil.copy(path, index)
-    pip = (sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "download")
-    pip = (*pip, "--quiet", "--no-deps", "--no-index", "--find-links", str(index), "mmpack")
-    for there, wanted in (((), binary), (("--platform", "manylinux_2_17_x86_64"), wheel)):
-        chosen = work / f"chosen-{len(there)}"
-        run(*pip, *there, *(("--only-binary", ":all:") if there else ()), "-d", chosen, cwd=work)
-        assert [path.name for path in chosen.iterdir()] == [wanted.name]
-    print("of both wheels pip takes the platform's where it fits, else the other one")
 
 
 def check_one_wheel(work: Path, wheel: Path) -> None:
@@ -315,7 +212,7 @@ def pythons() -> list[Path]:
 
 
 def check_contents(wheel: Path) -> None:
-    """The files of mmpack/, the manual page and no others are in the wheel, byte for byte (of a link, its target)."""
+    """The files of mmpack/, the manual page and no others are in the wheel, byte for byte."""
     tree = {
         path.relative_to(ROOT).as_posix(): path.read_bytes()
         for path in (ROOT / "mmpack").rglob("*")

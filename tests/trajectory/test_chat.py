@@ -210,7 +210,7 @@ def test_other_logs_are_refused(processor, log, picture):
         ([None], r"messages\[0\] is None"),
         ([{"content": "x"}], "has no role"),
         ([{"role": "user", "content": [remote]}, log[2]], "mmpack fetches nothing"),
-        ([{"role": "user", "content": [heard]}, log[2]], "is of type input_audio, which no"),
+        ([{"role": "user", "content": [heard]}, log[2]], "takes no audio"),
         ([*log[:2], {**log[2], "finish_reason": "tired"}], "finish_reason 'tired'"),
         ([*log[:2], {**log[2], "token_ids": [5], "logprobs": [-1, -2]}], "1 token_ids and 2"),
         ([*log[:2], {**log[2], "token_ids": "abc"}], "token_ids"),

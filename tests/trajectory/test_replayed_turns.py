@@ -205,7 +205,7 @@ def appended(processor, sample, ids=(900, 901), **fields):
 
 @pytest.fixture(scope="module")
 def processor():
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     return mp.wrap_processor(qwen_vl_processor("qwen2_5_vl"))
 

@@ -19,7 +19,7 @@ from support.trajectories import (
 import mmpack as mp
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.schema.spans import ActionSpan, Cost, ObservationSpan, PolicyVersion, RegionSpan, Score
-from mmpack.trajectory import Trajectory, Turn, from_samples, to_samples
+from mmpack.trajectory import Trajectory, Turn, from_samples, pieces, to_samples, truncate
 
 
 def of_turns(samples):
@@ -27,7 +27,7 @@ def of_turns(samples):
     return [sorted({s.turn for s in sample.loss_spans}) for sample in samples]
 
 
-@given(trajectories())
+@given(trajectories(silent=True))
 @settings(max_examples=150, deadline=None)
 def test_each_sampled_token_is_loss_once_after_what_the_policy_saw(trajectory):
     expected = scored_of_turns(trajectory.turns)
@@ -43,7 +43,7 @@ def test_each_sampled_token_is_loss_once_after_what_the_policy_saw(trajectory):
     assert {s.sample_id for s in merged} <= {s.sample_id for s in per_turn}
 
 
-@given(trajectories())
+@given(trajectories(silent=True))
 @settings(max_examples=100, deadline=None)
 def test_samples_are_read_back_as_the_turns_they_came_of(trajectory):
     expected = scored_of_turns(trajectory.turns)
@@ -52,6 +52,15 @@ def test_samples_are_read_back_as_the_turns_they_came_of(trajectory):
         # branches come behind the turns that they left; the turns are the same
         assert scored_of_turns(again.turns) == expected
         assert scored_of_samples(to_samples(again)) == expected
+        wrote = [
+            sorted(
+                t.response_ids.tolist()
+                for t in e.turns
+                if t.loss_spans == [] and len(t.response_ids)
+            )
+            for e in (again, trajectory)
+        ]
+        assert wrote[0] == wrote[1]
         sizes = [sorted(map(len, to_samples(t))) for t in (again, trajectory)]
         assert sizes[0] == sizes[1]
 
@@ -343,3 +352,63 @@ def test_a_branch_between_other_turns_keeps_its_place():
     turns = [Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 5], [6]), Turn([1, 2, 3, 4, 7], [8])]
     (back,) = from_samples(to_samples(episode(turns)))
     assert [t.response_ids.tolist() for t in back.turns] == [[2], [4], [6], [8]]
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, silent):
+    """Through samples, a trace file, packs, and back: nothing is counted anew, and no score is lost."""
+    turns = [
+        dataclasses.replace(t, rewards=[Score("step", float(k + 1))], costs=[mp.Cost("slow", k + 1.0)])
+        for k, t in enumerate(grown(3))
+    ]  # fmt: skip
+    start = len(turns[silent].context_ids)
+    inside = Score("form", 0.25, {"span": [start, start + 1]})
+    turns[silent] = dataclasses.replace(
+        turns[silent], loss_spans=[], logprobs=None, rewards=[*turns[silent].rewards, inside]
+    )
+    samples = to_samples(episode(turns, rewards=[Score("task", 10.0)]), merge=merge)
+    assert mp.validate(samples) == []
+    mp.write_trace(tmp_path / "t.jsonl", samples)
+    mp.write_trace(tmp_path / "t.parquet", samples)
+    assert list(mp.read_trace(tmp_path / "t.jsonl")) == samples
+    assert list(mp.read_trace(tmp_path / "t.parquet")) == samples
+    (again,) = from_samples(mp.read_trace(tmp_path / "t.jsonl"))
+    assert len(again.turns) == 3 and again.turns[silent].loss_spans == []
+    for one, two in zip(turns, again.turns, strict=True):
+        assert two.response_ids.tolist() == one.response_ids.tolist()
+        assert (two.rewards, two.costs) == (one.rewards, one.costs)
+    assert to_samples(again, merge=merge) == samples
+    # logprobs of the turns that have loss stay
+    scored = [s for s in samples if s.num_loss_tokens]
+    assert all(s.rollout_logprobs is not None for s in scored)
+
+    per_turn = [1.0, 2.0, 3.0]
+    per_turn[silent] += 0.25
+    per_turn[1 if silent == 2 else 2] += 10.0  # the outcome: of the last turn that has a loss token
+    of_turns = mp.turns_of(samples)
+    assert of_turns.turn.tolist() == [0, 1, 2] and of_turns.rewards().tolist() == per_turn
+    assert of_turns.rewards(weights={"form": 1.0}).tolist()[silent] == 0.25
+    returns = mp.discounted_returns(of_turns.rewards(), of_turns.cu_turns, gamma=0.5)
+    want = per_turn[0] + 0.5 * per_turn[1] + 0.25 * per_turn[2]
+    assert returns[0].item() == pytest.approx(want)
+    batch = mp.pack(samples, loss_columns={"returns": of_turns.columns(returns)})
+    assert silent not in batch.loss_turn.tolist()
+    assert batch.loss_columns["returns"].tolist() == returns[batch.loss_turn].tolist()
+    with pytest.raises(ArgumentError, match=r"for {'turn': \d}, which has no loss token.*turns_of"):
+        mp.scatter_rewards(batch)
+    with pytest.raises(ArgumentError, match="which has no loss token"):
+        mp.scatter_costs(batch)
+
+
+def test_a_turn_without_loss_is_cut_whole():
+    turns = grown(3)
+    turns[1] = dataclasses.replace(turns[1], loss_spans=[], rewards=[Score("step", 1.0)])
+    (sample,) = to_samples(episode(turns))
+    middle = (len(turns[1].context_ids), len(turns[1]))
+    assert middle in [(p.start, p.stop) for p in pieces(sample) if p.kind == "response"]
+    cut = truncate(sample, len(turns[2]) - 1)  # the last turn goes
+    assert cut.turns == (2,) and mp.validate(cut.sample) == []
+    assert cut.sample.rewards == [Score("step", 1.0, {"turn": 1})]
+    cut = truncate(sample, len(turns[0]) + 1)
+    assert cut.turns == (1, 2) and not cut.sample.rewards and cut.scores == ("rewards: step",)

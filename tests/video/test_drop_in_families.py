@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from support.kits import get_kit
+from support.kits.samples import sample_of
 
 import mmpack as mp
-from mmpack.smoke.kits import get_kit
-from mmpack.smoke.kits.samples import sample_of
 from mmpack.video.drop import drop_frames
 
 

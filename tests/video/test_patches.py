@@ -16,10 +16,8 @@ from mmpack.families import FAMILIES, get_family
 from mmpack.ops.patches.pack import pack_video, unpack_video
 from mmpack.ops.patches.tables import patch_tables
 from mmpack.video import normalization
-from mmpack.video.patches import merge_of, plan_patches, row_view, token_view
+from mmpack.video.patches import plan_patches, row_view, token_view
 
-# A token of csrc/pack_video.cu lies in shared memory: what every GPU since sm_80 has, less what stands between patches.
-TOKEN_BYTES = 96_000
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures/patches/patches.json"
 CASES = json.loads(FIXTURE.read_text())
 
@@ -275,9 +273,3 @@ def test_what_is_refused():
     ]:
         with pytest.raises(mp.ArgumentError, match=why):
             normalization(settings)
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
-def test_the_kernels_take_every_family(family):
-    assert family.patch_size % 2 == 0
-    assert family.patch_dim * merge_of(family) ** 2 <= TOKEN_BYTES

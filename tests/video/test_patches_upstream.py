@@ -7,10 +7,10 @@ import transformers
 from transformers.video_utils import VideoMetadata
 
 import mmpack as mp
+from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.families import get_family
 from mmpack.ops.patches.pack import pack_video
 from mmpack.processors.settings import vision_settings
-from mmpack.smoke.qwen_processor import qwen_vl_processor
 from mmpack.video import drop_frames, mask_frames, normalization
 
 pytestmark = pytest.mark.upstream
@@ -37,7 +37,7 @@ def test_rows_of_a_sweep(name):
 
 @pytest.fixture(scope="module")
 def real():
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     tokenizer = qwen_tokenizer()
 

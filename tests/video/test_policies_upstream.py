@@ -71,7 +71,7 @@ def test_processors_keep_the_plan(policy, given, fps):
     from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     try:
         plan = sample(clip(113, fps, 160, 120), policy=policy, **given)

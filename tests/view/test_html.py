@@ -17,7 +17,7 @@ from mmpack import compare
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRACES = ROOT / "fixtures/causes"
-PICTURES = ROOT / "fixtures/geo3k_style/train"
+PICTURES = ROOT / "mmpack/demo/problems/train"
 EVIL = "</style></title><script>evil=1</script><img src=x onerror=evil=1>\x1b[31m\u202e"
 PNG = "data:image/png;base64,"
 VOID = {"meta", "br"}

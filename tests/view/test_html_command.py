@@ -18,7 +18,7 @@ def parity(*options):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     qwen_tokenizer().save_pretrained(folder)
@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory):
 
 def test_pictures_and_text(tmp_path, tokenizer):
     page = tmp_path / "page.html"
-    pictures = ROOT / "fixtures/geo3k_style/train"
+    pictures = ROOT / "mmpack/demo/problems/train"
     done = parity(*PAIR, "--html", page, "--media-root", pictures, "--tokenizer", tokenizer)
     assert (done.returncode, done.stderr) == (1, "")
     assert "decoded and compared" in done.stdout

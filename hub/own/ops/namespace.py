@@ -2,5 +2,4 @@
 
 from .._ops import add_op_namespace_prefix
 
-# Those of csrc/ have the build's name alone.
 NAMESPACE = add_op_namespace_prefix("").removesuffix("::") + "_python"

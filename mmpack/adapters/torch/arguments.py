@@ -18,6 +18,15 @@ def changes(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_kinds(state: Mapping[str, Any], **kinds: Any) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(state[name], kind):
+            raise ArgumentError(
+                f"PackLoader: the state's {name} is {kind_of(state[name])}. Fix: pass what state_dict() returned, "
+                "unchanged"
+            )
+
+
 def check_numbers(
     groups_per_step: int | None, ranks: int, rank: int, prefetch: int, seed: int
 ) -> None:

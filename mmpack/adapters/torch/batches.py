@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mmpack.adapters.torch.loader import STATE_VERSION, PackLoader, Place
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.step import Cut, digest_of_cut
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.packing.batch import PackedBatch
 from mmpack.schema.dead_letters import DeadLetter
 
@@ -121,6 +121,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
             raise ArgumentError(
                 "PackBatches: this is not a state of PackBatches. Fix: pass what its state_dict() returned"
             )
+        check_whole("PackBatches", "the state's batches", state["batches"], least=0)
         self.loader.load_state_dict(state)
         self._next, self._cut = self.loader._next, self.loader._cut
         self._done, self._resumes = state["batches"], True

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mmpack.adapters.torch.ahead import Ahead
-from mmpack.adapters.torch.arguments import changes, check_numbers, check_source, device_of
+from mmpack.adapters.torch.arguments import (
+    changes,
+    check_kinds,
+    check_numbers,
+    check_source,
+    device_of,
+)
 from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
 from mmpack.adapters.torch.mover import Mover
 from mmpack.adapters.torch.order import groups_in, steps_of
@@ -207,6 +212,11 @@ class PackLoader:
                 f"PackLoader: the state has version {state['version']!r:.20}, this mmpack reads {STATE_VERSION}. "
                 "Fix: use the mmpack that wrote it"
             )
+        for name in ("epoch", "step", "batch"):
+            check_whole("PackLoader", f"the state's {name}", state[name], least=0)
+        check_kinds(
+            state, order=Mapping, planned=Mapping, step_digest=str | None, samples_digest=str | None
+        )
         odd = changes(state["order"], self.order)
         if state["batch"]:
             # a state of before `keep_groups` is of a loader without it
@@ -252,7 +262,7 @@ class PackLoader:
                 at = Place(start.epoch, number, first, source)
                 step, columns, media = self._planned(at, items)
                 step.places = (source, after)
-                if at.batch and step.digest != digest:
+                if at.batch and (step.digest != digest or at.batch >= len(step.bins)):
                     raise ArgumentError(
                         f"PackLoader: step {number} of epoch {at.epoch} has samples or batches unlike those when the "
                         "state was saved. Fix: pass the same samples, in the same order"
@@ -324,22 +334,34 @@ class PackLoader:
     def _items_from(
         self, start: Place
     ) -> Iterator[tuple[int, Sequence[Item | DeadLetter], Any, Any]]:
-        """The number and the items of each step left, and where steps that know their place begin it and the next."""
-        if self.steps is None:
-            for number, members in enumerate(self._steps(start.epoch)):
-                if number >= start.step:
-                    yield number, [self._item(i) for i in members], None, None
-            return
-        if not hasattr(self.steps, "load_state_dict"):
-            for number, items in islice(enumerate(self.steps), start.step, None):
+        """The number and the items of each step left, and where steps that know their place begin it and the next.
+
+        Raises: ArgumentError at the end of an epoch that ends before `start`.
+        """
+        count = 0 if start.source is None else start.step
+        for number, items, before, after in self._steps_from(start):
+            count = number + 1
+            if number >= start.step:
+                if self.steps is None:
+                    items = [self._item(i) for i in items]
+                yield number, items, before, after
+        if (start.step, start.batch) > (count, 0):
+            raise ArgumentError(
+                f"PackLoader: the state goes on at batch {start.batch} of step {start.step}, but epoch {start.epoch} "
+                f"has {count} steps. Fix: load a state of this loader with these samples, or none to begin anew"
+            )
+
+    def _steps_from(self, start: Place) -> Iterator[tuple[int, Sequence[Any], Any, Any]]:
+        if self.steps is None or not hasattr(self.steps, "load_state_dict"):
+            steps = self._steps(start.epoch) if self.steps is None else self.steps
+            for number, items in enumerate(steps):
                 yield number, items, None, None
             return
         before, skipped = start.source, 0 if start.source is not None else start.step
         self.steps.load_state_dict(before)
         for number, items in enumerate(self.steps, start.step - skipped):
             after = self.steps.state_dict()  # type: ignore[attr-defined]
-            if number >= start.step:
-                yield number, items, before, after
+            yield number, items, before, after
             before = after
 
     def _item(self, i: int) -> Item | DeadLetter:

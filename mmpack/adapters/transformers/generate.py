@@ -115,7 +115,8 @@ def rollout(
     for start in range(0, len(prompts), prompts_per_batch):
         part = slice(start, start + prompts_per_batch)
         media = [_opened(messages, wrapped) for messages in prompts[part]]
-        inputs = _inputs(hf_processor, prompts[part], media, model.device)
+        texts = [wrapped.render(messages) for messages in prompts[part]]
+        inputs = _inputs(hf_processor, texts, media, model.device)
         handed = _by_hand(inputs, media, n) if by_hand else inputs
         with torch.no_grad(), _own_config(model, config):
             generated = model.generate(**handed)
@@ -194,18 +195,7 @@ def _opened(messages: Sequence[dict[str, Any]], wrapped: Processor) -> list[Open
     ]
 
 
-def _inputs(
-    hf_processor: Any, prompts: Sequence[Any], media: Sequence[list[Opened]], device: Any
-) -> Any:
-    texts = [
-        hf_processor.tokenizer.apply_chat_template(
-            list(messages),
-            chat_template=hf_processor.chat_template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for messages in prompts
-    ]
+def _inputs(hf_processor: Any, texts: list[str], media: Sequence[list[Opened]], device: Any) -> Any:
     clips = [m for own in media for m in own if isinstance(m, Clip)]
     return hf_processor(
         text=texts,

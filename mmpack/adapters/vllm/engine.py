@@ -26,7 +26,7 @@ from mmpack.adapters.vllm.samples import to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
 from mmpack.errors import ArgumentError, BackendError, check_flag, require
 from mmpack.families import family_of_config
-from mmpack.processors.messages import kind_of_part, parts_of
+from mmpack.processors.messages import parts_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import Sample
@@ -258,8 +258,7 @@ class VllmEngine:
     def _prompt(
         self, messages: Sequence[dict[str, Any]], media: dict[str, list[Any]]
     ) -> dict[str, Any]:
-        bare = [_without_media(message) for message in messages]
-        ids = self.processor.tokenizer(self.processor.render(bare), add_special_tokens=False)
+        ids = self.processor.tokenizer(self.processor.render(messages), add_special_tokens=False)
         out: dict[str, Any] = {"prompt_token_ids": ids["input_ids"]}
         if media:
             out["multi_modal_data"] = dict(media)
@@ -383,17 +382,6 @@ def _context(checkpoint: str | Path) -> int:
 
 def _ask_positions(model: Any, ids: list[int], features: list[Any]) -> Any:
     return model.get_mrope_input_positions(ids, features)
-
-
-def _without_media(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    if isinstance(content, str):
-        return message
-    bare = [
-        {"type": kind} if (kind := kind_of_part(part, "VllmEngine")) is not None else part
-        for part in content
-    ]
-    return message | {"content": bare}
 
 
 def _video_item(clip: Clip) -> tuple[Any, dict[str, Any]]:

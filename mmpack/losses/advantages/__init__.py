@@ -1,5 +1,5 @@
 """Advantages of groups: one number per sample, over the whole batch."""
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-GROUP_ADVANTAGES = Op("group_advantages", __name__, (Kernel("cuda"), Kernel("triton")))
+GROUP_ADVANTAGES = Op("group_advantages", __name__)

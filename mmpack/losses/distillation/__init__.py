@@ -4,6 +4,6 @@ Read divergence.py (one number per loss token), loss.py (the loss of a batch), s
 call.py (the records), torch.py (the plain version), triton.py, autograd.py (the op).
 """
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-TEACHER_DIVERGENCE = Op("teacher_divergence", __name__, (Kernel("triton"),))
+TEACHER_DIVERGENCE = Op("teacher_divergence", __name__)

@@ -1,5 +1,5 @@
 """The policy loss: its function, options, plain torch version and kernels."""
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-POLICY_LOSS = Op("policy_loss", __name__, (Kernel("cuda"), Kernel("triton")))
+POLICY_LOSS = Op("policy_loss", __name__)

@@ -6,6 +6,7 @@ One launch forward and one backward on a GPU, nothing waits for it.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
@@ -13,7 +14,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_name, check_number
+from mmpack.errors import ArgumentError, LossWarning, callers_level, check_name, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
 from mmpack.losses.correction import (
     Correction,
@@ -103,7 +104,8 @@ def policy_loss(
         cu_loss: [B+1] int32, `PackedBatch.cu_loss`.
         old_logprobs: [N], of the policy that the ratio starts from; None: logprobs.detach(), a ratio of 1.
         ref_logprobs: [N], needed by kl_coef; without it only logged.
-        rollout_logprobs: [N], of the engine that sampled, needed by correction.
+        rollout_logprobs: [N], of the engine that sampled, needed by correction; without it a LossWarning, for they
+            are not read.
         total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
         scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
         clip_low, clip_high: None: the kind's own, `CLIPS`; infinite: no clip.
@@ -272,6 +274,14 @@ def _check_needed(
             raise ArgumentError(
                 f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs} [N], one per loss token"
             )
+    unread = correction is None and given["rollout_logprobs"] is not None
+    if unread and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
+            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
+            LossWarning,
+            stacklevel=callers_level(),
+        )
 
 
 def _constant(column: MaybeTensor) -> MaybeTensor:

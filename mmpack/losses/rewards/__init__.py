@@ -1,6 +1,6 @@
 """From scores of samples, turns, regions and spans to one reward per loss token."""
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-SCATTER_REWARDS = Op("scatter_rewards", __name__, (Kernel("cuda"), Kernel("triton")))
-SCATTER_SCORES = Op("scatter_scores", __name__, (Kernel("triton"),))
+SCATTER_REWARDS = Op("scatter_rewards", __name__)
+SCATTER_SCORES = Op("scatter_scores", __name__)

@@ -114,7 +114,7 @@ def _place_of(places: LossPlaces, sample: np.ndarray, token: np.ndarray) -> np.n
 
 
 def _turns(places: LossPlaces, flat: Flat, score: np.ndarray) -> tuple[np.ndarray, ...]:
-    whose, turn, _, start, stop = places.runs.T
+    whose, turn, _, start, stop = np.concatenate([places.runs, places.more]).T
     key = whose * WIDE + turn + 1  # -1, in no turn, comes before all
     order = np.argsort(key, kind="stable")
     wanted = np.where(flat.first[score] >= 0, flat.sample[score] * WIDE + flat.first[score] + 1, -1)

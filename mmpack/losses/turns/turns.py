@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,14 +17,15 @@ from mmpack.losses.rewards.scores import scatter_scores
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.packing.places import WIDE, LossPlaces
 from mmpack.schema.sample import Sample, as_samples
-from mmpack.schema.turns import span_turns
+from mmpack.schema.turns import span_turns, turn_without_loss, turns_without_loss
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Turns:
-    """Turns that have loss tokens, by trajectory and number. Tensors are on the CPU.
+    """Turns by trajectory and number: those that have loss tokens, and those whose response has none.
 
-    A trajectory is the samples of one group with one `trajectory_id`; a sample without one is a trajectory of its own.
+    Tensors are on the CPU. A trajectory is the samples of one group with one `trajectory_id`; a sample without one is
+    a trajectory of its own.
     """
 
     trajectory_ids: list[str]  # [J], in order of first appearance; a sample's id where it has none
@@ -48,13 +50,31 @@ class Turns:
     def rewards(self, *scores: Any, weights: Mapping[str, float] | None = None) -> Tensor:
         """The sum of each turn's scores, [K] float32: a score belongs to the turn of the last loss token of its scope.
 
-        So a sequence score is its sample's last turn's: the outcome. Args: scores, weights: as of
+        So a sequence score is its sample's last turn's: the outcome. A score of a turn without loss, or of a region or
+        a span in it, is that turn's: it reaches the loss by the returns of earlier turns. Args: scores, weights: as of
         `mp.scatter_rewards`; none: the samples' own rewards.
         """
         given = scores or (self.own_scores,)
+        given = tuple(self._of_turns(source) for source in given)
         of_tokens = scatter_scores("Turns.rewards", self.layout, *given, weights=weights)
-        summed = np.bincount(self.token_turn.numpy(), of_tokens.numpy(), len(self))
+        summed = np.bincount(self.layout.token_turn, of_tokens.numpy(), len(self))
         return torch.from_numpy(summed).float()
+
+    def _of_turns(self, source: Any) -> Any:
+        """Lists of Score, those in turns without loss with the scope of the turn."""
+        if not isinstance(source, Sequence) or len(source) != len(self.layout.samples):
+            return source
+        out = list(source)
+        for b, silent in self.layout.silent.items():
+            sample, scores = self.layout.samples[b], out[b]
+            if not isinstance(scores, Sequence) or isinstance(scores, str):
+                continue
+            turns = [turn_without_loss(sample, getattr(s, "scope", None), silent) for s in scores]
+            out[b] = [
+                s if k is None else dataclasses.replace(s, scope={"turn": k})
+                for s, k in zip(scores, turns, strict=True)
+            ]
+        return out
 
     def columns(self, values: Tensor) -> list[Tensor]:
         """values [K] of turns to their loss tokens: a list of [n], one per sample, for `loss_columns` of `mp.pack`."""
@@ -72,7 +92,8 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
 
     A loss token is of its span's `turn`; of its sample's where the span has none, or where all spans bear one number
     below it (a processor counts each sample's turns from 0); and of turn 0 where neither has one and the sample is
-    all of its trajectory. A trajectory in one long sample has the turns that it has in samples of one turn each.
+    all of its trajectory. A turn whose response has no loss token has a number and rewards, and no column. A trajectory
+    in one long sample has the turns that it has in samples of one turn each.
 
     Raises ArgumentError where a sample that shares its trajectory with others has no turn, or several of which one is
     before `Sample.turn`, and for what is no Sample.
@@ -111,7 +132,17 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
     turns = [_turns(sample, bool(sharing[j] > 1)) for sample, j in zip(samples, whose, strict=True)]
     counts = [len(of_sample) for of_sample in turns]
     turn = np.concatenate([np.zeros(0, dtype=np.int64), *turns])
-    keys, token_turn = np.unique(np.repeat(whose, counts) * WIDE + turn, return_inverse=True)
+    silent = {b: own for b, sample in enumerate(samples) if (own := turns_without_loss(sample))}
+    bare = np.array([(b, k or 0) for b, own in silent.items() for k in own], np.int64).reshape(
+        -1, 2
+    )
+    own_keys = np.concatenate(
+        [np.repeat(whose, counts) * WIDE + turn, whose[bare[:, 0]] * WIDE + bare[:, 1]]
+    )
+    keys, inverse = np.unique(own_keys, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    layout = _layout(samples, turn, counts, bare)
+    layout.samples, layout.silent, layout.token_turn = samples, silent, inverse
     return Turns(
         trajectory_ids=[
             samples[alone].sample_id if named is None else named for _, named, alone in numbers
@@ -121,10 +152,10 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
         cu_turns=torch.from_numpy(np.searchsorted(keys // WIDE, np.arange(len(numbers) + 1))).int(),
         turn=torch.from_numpy(keys % WIDE),
         sample_trajectory=torch.from_numpy(whose),
-        token_turn=torch.from_numpy(token_turn.reshape(-1)),
+        token_turn=torch.from_numpy(inverse[: len(turn)]),
         loss_counts=counts,
         own_scores=[sample.rewards or [] for sample in samples],
-        layout=_layout(samples, turn, counts),
+        layout=layout,
     )
 
 
@@ -149,8 +180,10 @@ def _turns(sample: Sample, shares: bool) -> np.ndarray:
     return np.repeat(np.array(numbers, dtype=np.int64), lengths)
 
 
-def _layout(samples: Sequence[Sample], turn: np.ndarray, counts: list[int]) -> Any:
-    """Of a batch what `scatter_scores` reads."""
+def _layout(
+    samples: Sequence[Sample], turn: np.ndarray, counts: list[int], bare: np.ndarray
+) -> Any:
+    """What `scatter_scores` reads of a batch; behind its loss tokens one place for each of `bare` (sample, turn)."""
     offsets = np.cumsum([0, *counts], dtype=np.int64)
     regions, tokens = [], [np.zeros(0, dtype=np.int64)]
     for b, sample in enumerate(samples):
@@ -160,9 +193,12 @@ def _layout(samples: Sequence[Sample], turn: np.ndarray, counts: list[int]) -> A
             first, stop = np.searchsorted(indices, (region.start, region.stop)) + offsets[b]
             regions.append((b, first, stop))
     places = LossPlaces.of(offsets, turn, np.concatenate(tokens), np.array(regions, dtype=np.int64))
+    at = len(turn) + np.arange(len(bare))
+    more = np.stack([*bare.T, np.zeros_like(at), at, at + 1], axis=1)
+    places = dataclasses.replace(places, more=more)
     return SimpleNamespace(
         sample_ids=[sample.sample_id for sample in samples],
         cu_loss=torch.from_numpy(offsets),
-        loss_turn=torch.from_numpy(turn),
+        loss_turn=torch.from_numpy(np.concatenate([turn, bare[:, 1]])),
         loss_places=places,
     )

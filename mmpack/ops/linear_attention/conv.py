@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.backend import Kernel, Op, implementation
+from mmpack.ops.backend import Op, implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_attention.rule import check_plan
@@ -19,7 +19,8 @@ _FLOATS = ("bfloat16", "float16", "float32")
 SEGMENT_CONV1D = Op(
     "segment_conv1d",
     "mmpack.ops.linear_attention",
-    (Kernel("triton", only=_FLOATS, why="the kernel can't take {dtype}"),),
+    only=_FLOATS,
+    why="the kernel can't take {dtype}",
 )
 
 

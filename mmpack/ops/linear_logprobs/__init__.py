@@ -5,10 +5,8 @@ triton.py (the order of the kernels), tiles.py, forward_kernel.py, blocks.py, ba
 shards.py joins ranks that the vocabulary is split over.
 """
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
 _HALVES = ("bfloat16", "float16")
 _WHY = "its kernels take bf16 and fp16, not {dtype}"
-LINEAR_SELECTED_LOGPROBS = Op(
-    "linear_selected_logprobs", __name__, (Kernel("triton", only=_HALVES, why=_WHY),)
-)
+LINEAR_SELECTED_LOGPROBS = Op("linear_selected_logprobs", __name__, only=_HALVES, why=_WHY)

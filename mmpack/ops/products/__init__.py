@@ -1,13 +1,6 @@
 """Products whose bits do not depend on how many rows there are; see `product`."""
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-PRODUCT = Op(
-    "product",
-    "mmpack.ops.products",
-    (
-        Kernel(
-            "triton", only=("bfloat16", "float16", "float32"), why="the kernel can't take {dtype}"
-        ),
-    ),
-)
+_FLOATS = ("bfloat16", "float16", "float32")
+PRODUCT = Op("product", __name__, only=_FLOATS, why="the kernel can't take {dtype}")

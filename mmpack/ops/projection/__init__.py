@@ -3,8 +3,8 @@
 Read project.py (the public function and its op), torch.py (the plain version), then triton.py.
 """
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
 _HALVES = ("bfloat16", "float16")
 _WHY = "its kernels take bf16 and fp16, not {dtype}"
-PROJECT_AND_MERGE = Op("project_and_merge", __name__, (Kernel("triton", only=_HALVES, why=_WHY),))
+PROJECT_AND_MERGE = Op("project_and_merge", __name__, only=_HALVES, why=_WHY)

@@ -5,9 +5,7 @@ head is multiplied instead), torch.py (the plain version), then triton.py, list_
 `selected_logprobs` and `linear_selected_logprobs` come here where they are given `support`.
 """
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
 _WHY = "the kernels compute in float32, not in float64"
-SUPPORT_LOGPROBS = Op(
-    "support_logprobs", __name__, (Kernel("triton", never=("float64",), why=_WHY),)
-)
+SUPPORT_LOGPROBS = Op("support_logprobs", __name__, never=("float64",), why=_WHY)

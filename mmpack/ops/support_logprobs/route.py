@@ -14,11 +14,11 @@ from mmpack.ops.backend import choose
 from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 
 # Operations of a product in the time in which one byte is gathered.
-# H200, measured (docs/performance/support.md): lists of 1,024 are gathered in 20.4 ms and lists of 2,048 in 40.5 ms,
+# H200, measured (benchmarks/results/support.md): lists of 1,024 are gathered in 20.4 ms and lists of 2,048 in 40.5 ms,
 # products take 24.6 ms. A list of V / 123 ids costs as much as all V: 1,236 of 152,064.
 BFLOAT16 = 123.0
 # float16 and float32 are multiplied in float32: 60 of the 67 TFLOP/s of the data sheet, gathers at 3.85 TB/s
-# (docs/performance/gather_rows.md).
+# (benchmarks/results/gather_rows.md).
 FLOAT32 = 16.0
 # One core: from lists of V / 128 ids on, products take less time.
 CPU = 64.0

@@ -1,4 +1,4 @@
-"""MM304 and MM305: rewards and costs, which reach a loss token."""
+"""MM304 and MM305: rewards and costs, which reach a loss token or are of a turn without loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmpack.schema.columns.table import Table
 from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import covered
-from mmpack.schema.turns import span_turns
+from mmpack.schema.turns import span_turns, turn_without_loss, turns_without_loss
 
 SCORES_PAID = ("rewards", "costs")
 
@@ -22,6 +22,7 @@ def problems(sample: Sample, family: Family) -> Found:
     written: dict[int | None, bool] = {}  # turn: whether it has a loss token
     for span, turn in zip(sample.loss_spans, span_turns(sample), strict=True):
         written[turn] = written.get(turn, False) or span.start < span.stop
+    silent = turns_without_loss(sample)
     for name in SCORES_PAID:
         for i, score in enumerate(getattr(sample, name) or ()):
             field, scope = f"{name}[{i}]", score.scope
@@ -47,6 +48,7 @@ def problems(sample: Sample, family: Family) -> Found:
                         continue
                 last = len(sample)
                 reaches = bool(before[min(start, last)] < before[min(stop, last)])
+            reaches = reaches or turn_without_loss(sample, scope, silent) is not None
             if score.value != 0 and not reaches:
                 message = f"({score.name!r:.40}) is {score.value:g}, no loss token takes it"
                 yield "MM305", field, message, None

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 import torch
-from support.native import chosen, poison_outputs
+from support.kernels import chosen, poison_outputs
 
 from mmpack.ops.linear_attention import SEGMENT_CONV1D, plan_segments, segment_conv1d
 
@@ -15,7 +15,7 @@ OFFSETS, PARENTS = [0, 1, 3, 3, 4, 9, 40, 41, 42, 70], [-1, 0, 1, 2, 0, -1, 5, 6
 
 @pytest.fixture
 def device(monkeypatch) -> torch.device:
-    return chosen(SEGMENT_CONV1D, "triton", monkeypatch)
+    return chosen(SEGMENT_CONV1D, monkeypatch)
 
 
 def run(tensors, plan, activation, upstream):

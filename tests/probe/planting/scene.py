@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from support.models import spread_out, with_pixels
 from support.samples import make_sample
+from support.tiny_models import tiny_model
 
 from mmpack.families import get_family
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
-from mmpack.smoke.tiny_models import tiny_model
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*QWEN, "internvl")

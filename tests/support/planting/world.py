@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import mmpack as mp
-from mmpack.smoke.qwen_processor import qwen_vl_processor
-from mmpack.smoke.vocabulary import qwen_tokenizer
+from mmpack.demo.qwen_processor import qwen_vl_processor
+from mmpack.demo.vocabulary import qwen_tokenizer
 
 SIZES = ((300, 220), (420, 260), (260, 340))  # width, height; each below LIMIT
 BIG, SMALL = (620, 470), (90, 60)

@@ -34,14 +34,14 @@ PLAIN = WORDS.filter(lambda text: "tool_call" not in text)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from mmpack.smoke.vocabulary import qwen_tokenizer
+    from mmpack.demo.vocabulary import qwen_tokenizer
 
     return qwen_tokenizer()
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
 def processor(request, tokenizer):
-    from mmpack.smoke.qwen_processor import qwen_vl_processor
+    from mmpack.demo.qwen_processor import qwen_vl_processor
 
     folder = importlib.resources.files("trl") / "chat_templates"
     template = (folder / f"{request.param}.jinja").read_text(encoding="utf-8")

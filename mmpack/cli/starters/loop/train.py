@@ -10,7 +10,7 @@ import torch
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs, rollout
-from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(

@@ -8,7 +8,7 @@ import io
 import json
 from pathlib import Path
 
-from mmpack.smoke import load_exercises
+from mmpack.demo import load_exercises
 
 HERE = Path(__file__).parent
 

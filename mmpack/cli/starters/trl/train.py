@@ -9,7 +9,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from mmpack.adapters.trl import MmpackGRPO
-from mmpack.smoke import load_exercises, qwen_vl_processor, tiny_model
+from mmpack.demo import load_exercises, qwen_vl_processor, tiny_model
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(

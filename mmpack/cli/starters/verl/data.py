@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mmpack.smoke import load_exercises
+from mmpack.demo import load_exercises
 
 HERE = Path(__file__).parent
 

@@ -5,16 +5,7 @@ block, and sees the blocks of its keys in one order, alone, packed, padded, or b
 none is made by atomics. Read attend.py (the op), torch.py, triton.py and kernels.py.
 """
 
-from mmpack.ops.backend import Kernel, Op
+from mmpack.ops.backend import Op
 
-FIXED_BLOCKS = Op(
-    "fixed_blocks",
-    __name__,
-    (
-        Kernel(
-            "triton",
-            only=("bfloat16", "float16", "float32"),
-            why="the kernel can't take {dtype}",
-        ),
-    ),
-)
+_FLOATS = ("bfloat16", "float16", "float32")
+FIXED_BLOCKS = Op("fixed_blocks", __name__, only=_FLOATS, why="the kernel can't take {dtype}")

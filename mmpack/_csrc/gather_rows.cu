@@ -1,1 +1,0 @@
-../../csrc/gather_rows.cu

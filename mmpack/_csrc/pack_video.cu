@@ -1,1 +1,0 @@
-../../csrc/pack_video.cu

@@ -1,1 +1,0 @@
-../../csrc/policy_loss.cu

@@ -1,1 +1,0 @@
-"""`mmpack probe chain`: what each layout of a step leaves at each stage of a transformers Qwen-VL."""

@@ -1,1 +1,0 @@
-"""The chain: a step of one model in many layouts, compared stage by stage, forward and backward."""

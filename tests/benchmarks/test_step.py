@@ -1,0 +1,199 @@
+"""`python -m benchmarks.step` on the CPU, with tiny models: what it writes, what it skips, what it refuses."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.process import call_mmpack
+
+from benchmarks.step import agreement, models, step
+from benchmarks.step.__main__ import main
+from benchmarks.step.peers import PEERS
+from benchmarks.step.step import Options, case_of, run
+from mmpack.errors import ArgumentError, BackendError, installed_version
+
+CPU = torch.device("cpu")
+NAME = "qwen2.5-vl-7b"
+
+
+def bench(*args):
+    return call_mmpack("--tiny", "--repeats", "2", "--model", NAME, *args, main=main)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The file after padded and shared, and what was printed."""
+    out = tmp_path_factory.mktemp("bench") / "step.json"
+    args = ["--workload", "geo", "--peer", "padded", "--peer", "shared", "--out", out]
+    return out, args, bench(*args)
+
+
+@pytest.mark.slow
+def test_a_report(report):
+    out, _, done = report
+    assert done.returncode == 0, done.stderr
+    padded, shared = json.loads(out.read_text())["rows"]
+    assert (padded["peer"], shared["peer"]) == ("padded", "shared")
+    assert padded["tokens"] == shared["tokens"] and padded["loss_tokens"] == shared["loss_tokens"]
+    # two prompts of 200 tokens and one picture, three responses each
+    assert shared["rows"] == shared["tokens"] - 2 * 2 * 200 and padded["rows"] > padded["tokens"]
+    assert (padded["patches"], shared["patches"]) == (6 * 144, 2 * 144)
+    for row in (padded, shared):
+        assert row["of_ideal"] == pytest.approx(row["ideal_seconds"] / row["seconds"], rel=1e-3)
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"], rel=1e-3)
+        assert row["first_seconds"] > 0 and row["peak_bytes"] is None
+    assert padded["error"] == padded["padded_error"] == shared["padded_error"]
+    for row in (padded, shared):  # float32 beside float64
+        assert 0 < row["error"]["gradients"] < 1e-5 and 0 < row["error"]["logprobs"] < 1e-5
+
+
+def test_a_row_says_which_attention_was_asked_for(monkeypatch):
+    """Else it would take the place of the row that mmpack chose for."""
+    options = Options([NAME], ["geo"], ["shared"], tiny=True)
+    for name in ("MMPACK_ATTENTION", "MMPACK_TOWER_ATTENTION"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    plain = step._names(options, NAME, "geo", "shared", CPU, 1)
+    monkeypatch.setenv("MMPACK_TOWER_ATTENTION", "varlen")
+    tower = step._names(options, NAME, "geo", "shared", CPU, 1)
+    monkeypatch.setenv("MMPACK_ATTENTION", "sdpa")
+    both = step._names(options, NAME, "geo", "shared", CPU, 1)
+    assert plain["options"] == {"tiny": True}
+    assert tower["options"] == {"tiny": True, "tower_attention": "varlen"}
+    assert both["options"] == tower["options"] | {"attention": "sdpa"}
+
+
+@pytest.mark.slow
+def test_what_is_there_is_skipped(report):
+    out, args, _ = report
+    before = out.read_text()
+    again = bench(*args)
+    assert again.stdout.count("there already") == 2 and out.read_text() == before
+
+
+@pytest.mark.slow
+def test_again_takes_the_place_of_a_row(report, tmp_path):
+    out, args, _ = report
+    copy = tmp_path / "step.json"
+    document = json.loads(out.read_text())
+    document["rows"][1]["seconds"] = -1.0
+    copy.write_text(json.dumps(document))
+    done = bench(*args[:2], "--peer", "shared", "--again", "--out", copy)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(copy.read_text())["rows"]
+    assert [row["peer"] for row in rows] == ["padded", "shared"] and rows[1]["seconds"] > 0
+
+
+def planted(monkeypatch, forward):
+    monkeypatch.setitem(PEERS, "plain", dataclasses.replace(PEERS["plain"], forward=forward))
+
+
+def test_memory_that_runs_out_is_a_row(monkeypatch, tmp_path):
+    def full(model, job, members):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    planted(monkeypatch, full)
+    out = tmp_path / "step.json"
+    done = bench("--workload", "geo", "--peer", "plain", "--out", out)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert done.returncode == 0 and row["did_not_run"] == "out of memory"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="real shapes would run here")
+def test_real_shapes_need_a_gpu():
+    with pytest.raises(ArgumentError, match=r"needs a GPU.*Fix: use --tiny"):
+        run(Options([NAME], ["geo"], ["shared"]))
+
+
+def test_a_wrong_peer_is_not_timed(monkeypatch, tmp_path):
+    right = PEERS["plain"].forward
+
+    def wrong(model, job, members):
+        outcome = right(model, job, members)
+        return dataclasses.replace(outcome, loss=outcome.loss * 1.001)
+
+    planted(monkeypatch, wrong)
+    out = tmp_path / "step.json"
+    done = bench("--workload", "geo", "--peer", "plain", "--out", out)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert done.returncode == 1 and "seconds" not in row
+    assert row["error"]["gradients"] == pytest.approx(1e-3, rel=0.01)
+    assert "results are wrong: errors gradients 0.001, " in done.stdout
+
+
+def test_usage(tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text('{"op": "rewards", "rows": []}')
+    for args, why in (
+        (["--peer", "padding"], "one of padded, "),
+        (["--workload", "maths"], "one of geo, "),
+        (["--out", other], "not a report of this benchmark"),
+        (["--fsdp"], "torchrun"),
+    ):
+        done = bench("--workload", "geo", "--peer", "plain", *args)
+        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
+
+
+def cannot_run(name):
+    peer = PEERS[name]
+    return peer.package is not None and installed_version(peer.package) is None
+
+
+COMPILED = [pytest.param(n, marks=pytest.mark.slow) for n in PEERS if "compiled" in n]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in PEERS if "compiled" not in n and n != "padded"] + COMPILED
+)
+@pytest.mark.parametrize("workload", ["geo", pytest.param("video", marks=pytest.mark.slow)])
+def test_peers_compute_one_thing(name, workload, held):
+    if cannot_run(name):
+        pytest.skip(f"{PEERS[name].package} is not installed")
+    case = held(workload)
+    want, allowed = case.hold_to()
+    model = case.build()
+    with PEERS[name].prepared(model):
+        found = agreement.result(model, case.job, PEERS[name])
+    assert agreement.distance(found, want).beyond(allowed, torch.float32) == []
+
+
+@pytest.fixture(scope="module")
+def held():
+    cases = {}
+
+    def case(workload):
+        if workload not in cases:
+            options = Options([NAME], [workload], [], tiny=True)
+            cases[workload] = case_of(options, NAME, workload, CPU)
+        return cases[workload]
+
+    return case
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path):
+    out = tmp_path / "step.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "benchmarks.step", "--fsdp", "--tiny", "--repeats=2"]
+    command += [f"--model={NAME}", "--workload=geo", "--peer=shared", f"--out={out}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["ranks"] == 2 and row["patches"] == 2 * 144
+    assert row["rows"] == row["tokens"] - 2 * 2 * 200
+
+
+def test_a_liger_that_does_not_fit_transformers_is_one_line(monkeypatch):
+    def apply(**settings):
+        raise ImportError("cannot import name 'Output'")
+
+    liger = SimpleNamespace(apply_liger_kernel_to_qwen2_5_vl=apply)
+    monkeypatch.setattr(models, "liger_module", lambda _: liger)
+    monkeypatch.setattr(models, "installed_version", lambda name: "1.2")
+    with pytest.raises(BackendError, match=r"liger-kernel 1.2 and transformers 1.2 .*Fix: ") as e:
+        models.patch_by_liger(["qwen2.5-vl-3b"])
+    assert "\n" not in str(e.value)

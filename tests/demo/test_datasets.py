@@ -1,0 +1,398 @@
+"""Readers of problems: three layouts to the same problems, and one line for whatever is wrong with a file."""
+
+import io
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmpack.demo.datasets import load_exercises
+from mmpack.errors import ArgumentError, MmpackError, TraceError
+
+
+def png(size=(30, 20), colour=(10, 200, 30), mode="RGB") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size, colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+RECORD = {"problem_text": "Find x.", "choices": ["3", "4", "5", "6"], "answer": "C"}
+
+
+def write_problem(folder: Path, record=RECORD, **pictures: bytes) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "data.json").write_text(record if isinstance(record, str) else json.dumps(record))
+    for name, data in (pictures or {"img_diagram": png()}).items():
+        (folder / f"{name}.png").write_bytes(data)
+    return folder
+
+
+def write_parquet(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def row(text="<image>Find x.", answer="5", pictures=1, **change):
+    cells = [{"bytes": png(colour=(i, 0, 0)), "path": f"{i}.png"} for i in range(pictures)]
+    return {"images": cells, "problem": text, "answer": answer} | change
+
+
+def message(*args, **kwargs) -> str:
+    with pytest.raises((ArgumentError, TraceError)) as caught:
+        load_exercises(*args, **kwargs)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("load_exercises: ")
+    assert "Fix: " in text
+    return text
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_without_data_the_drawn_set():
+    assert [p.exercise_id for p in load_exercises()] == [str(i) for i in range(1, 17)]
+    assert [p.exercise_id for p in load_exercises(limit=3)] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_folder_in_order_of_number(tmp_path, whole):
+    for number in ("10", "2", "1"):
+        write_problem(tmp_path / "train" / number)
+    write_problem(tmp_path / "train" / ".hidden", record="{")
+    exercises = load_exercises(tmp_path if whole else tmp_path / "train")
+    assert [p.exercise_id for p in exercises] == ["1", "2", "10"]
+    assert {(p.prompt, p.answer, p.answer_letter) for p in exercises} == {("Find x.", "5", "C")}
+    assert exercises[0].source == ("train/1" if whole else "1")
+
+
+def test_split_of_a_folder(tmp_path):
+    write_problem(tmp_path / "train" / "1")
+    write_problem(tmp_path / "test" / "2")
+    assert [p.exercise_id for p in load_exercises(str(tmp_path), split="test")] == ["2"]
+
+
+def test_pictures_in_the_order_of_the_record(tmp_path):
+    first, second = png((40, 20)), png((60, 20), mode="RGBA", colour=(1, 2, 3, 4))
+    record = RECORD | {"images": ["b.png", "a.png"]}
+    write_problem(tmp_path / "train" / "1", record, a=second, b=first)
+    images = load_exercises(tmp_path)[0].images
+    assert [(image.size, image.mode) for image in images] == [((40, 20), "RGB"), ((60, 20), "RGBA")]
+
+
+def test_without_choices_the_answer_itself(tmp_path):
+    write_problem(tmp_path / "train" / "1", {"problem_text": "Find x.", "answer": "7"})
+    exercise = load_exercises(tmp_path)[0]
+    assert (exercise.answer, exercise.choices, exercise.answer_letter) == ("7", (), None)
+
+
+def test_parquet_file_and_shards(tmp_path):
+    rows = [
+        row(answer=str(i), pictures=1 + i % 2, text="<image>" * (1 + i % 2) + f"Find {i}.")
+        for i in range(40)
+    ]
+    one = write_parquet(tmp_path / "one.parquet", rows)
+    for folder in ("shards", "hub/data"):
+        write_parquet(tmp_path / folder / "train-00001-of-00002.parquet", rows[25:])
+        write_parquet(tmp_path / folder / "train-00000-of-00002.parquet", rows[:25])
+        write_parquet(tmp_path / folder / "test-00000-of-00001.parquet", [row(answer="test")])
+    for data in (one, tmp_path / "shards", str(tmp_path / "hub")):
+        exercises = load_exercises(data)
+        assert [p.exercise_id for p in exercises] == [str(i) for i in range(40)]
+        assert [p.answer for p in exercises] == [str(i) for i in range(40)]
+        assert [p.prompt for p in exercises] == [f"Find {i}." for i in range(40)]
+        assert [len(p.images) for p in exercises] == [1 + i % 2 for i in range(40)]
+        assert exercises[1].images[1].getpixel((0, 0)) == (1, 0, 0)
+    assert load_exercises(tmp_path / "shards", split="test")[0].answer == "test"
+    assert len(load_exercises(one, limit=17)) == 17
+
+
+def test_parquet_cell_with_a_path_alone(tmp_path):
+    (tmp_path / "0.png").write_bytes(png((50, 60)))
+    cell = {"bytes": None, "path": "0.png"}
+    path = write_parquet(tmp_path / "p.parquet", [row(), row(images=[cell])])
+    assert load_exercises(path)[1].images[0].size == (50, 60)
+
+
+def test_spaces_around_image_tokens(tmp_path):
+    path = write_parquet(
+        tmp_path / "p.parquet", [row(" <image>\n<image> In $x$,\nfind y. ", pictures=2)]
+    )
+    assert load_exercises(path)[0].prompt == "In $x$,\nfind y."
+
+
+def test_hub(monkeypatch):
+    import datasets
+
+    features = datasets.Features(
+        {
+            "images": datasets.List(datasets.Image()),
+            "problem": datasets.Value("string"),
+            "answer": datasets.Value("string"),
+        }
+    )
+    rows = [row(answer="1"), row("<image><image>Find y.", "2", pictures=2)]
+    table = datasets.Dataset.from_list(rows, features=features)
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        return table
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    exercises = load_exercises("someone/geometry", split="test")
+    assert asked == [("someone/geometry", "test")]
+    assert [(p.exercise_id, p.prompt, p.answer, len(p.images)) for p in exercises] == [
+        ("0", "Find x.", "1", 1),
+        ("1", "Find y.", "2", 2),
+    ]
+    without = table.remove_columns("answer")
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: without)
+    assert "someone/geometry: field 'answer' is not a column" in message("someone/geometry")
+    broken = datasets.Dataset.from_list(
+        [row(images=[{"bytes": bomb(60_000, 60_000), "path": None}])], features=features
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: broken)
+    assert "someone/geometry row 0 images[0] has more than" in message("someone/geometry")
+
+
+def test_hub_out_of_reach_is_one_line():
+    text = message("nobody-at-all/no-such-set")
+    assert "there is no folder nobody-at-all/no-such-set" in text
+
+
+def test_real_problems(geo3k_dir):
+    exercises = load_exercises(geo3k_dir)
+    assert [p.exercise_id for p in exercises] == ["11", "12", "13", "14", "16", "17", "18"]
+    assert [p.answer for p in exercises] == ["80", "13", "9", "48", "10", "120", "22"]
+    for exercise in exercises:
+        record = json.loads((geo3k_dir / "train" / exercise.exercise_id / "data.json").read_text())
+        assert exercise.images[0].size == (record["img_width"], record["img_height"])
+        assert exercise.prompt == record["problem_text"]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_limit(limit):
+    assert f"limit is {limit}," in message(limit=limit)
+
+
+@pytest.mark.parametrize("split", ["", "..", "a/b", "/etc"])
+def test_split_that_is_no_name(split):
+    assert "split=" in message(split=split)
+
+
+def test_data_that_is_nowhere(tmp_path):
+    assert "there is no" in message(tmp_path / "nowhere")
+    assert "there is no 'geometry3k'" in message("geometry3k")
+    other = tmp_path / "problems.csv"
+    other.write_text("a,b")
+    assert "problems.csv is not a .parquet file" in message(other)
+
+
+def test_empty_sets(tmp_path):
+    assert "neither train/<id>/data.json nor train-*.parquet, but nothing" in message(tmp_path)
+    (tmp_path / "train").mkdir()
+    assert "holds no problem in split 'train'" in message(tmp_path)
+    empty = pa.schema(
+        [("images", pa.list_(pa.binary())), ("problem", pa.string()), ("answer", pa.string())]
+    )
+    pq.write_table(empty.empty_table(), tmp_path / "empty.parquet")
+    assert "holds no problem" in message(tmp_path / "empty.parquet")
+
+
+def test_split_that_is_not_there_names_what_is(tmp_path):
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", [row()])
+    assert "but test-00000-of-00001.parquet" in message(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "part"),
+    [
+        ("", "is not JSON"),
+        ('{"problem_text": "Find x.", "ans', "is not JSON"),
+        ("[" * 200_000, "is not JSON"),
+        ("9" * 5000, "is not JSON"),
+        ("[1]", "holds a list"),
+        ({"answer": "A"}, "'problem_text' is missing"),
+        (RECORD | {"problem_text": 3}, "'problem_text' is a int"),
+        (RECORD | {"problem_text": " "}, "'problem_text' is a str"),
+        (RECORD | {"choices": "3456"}, "'choices' is a str"),
+        (RECORD | {"choices": [3, 4]}, "'choices' is a list"),
+        (RECORD | {"answer": "E"}, "'answer' is 'E', the choices are A, B, C, D"),
+        (RECORD | {"answer": "AB"}, "'answer' is 'AB'"),
+        (RECORD | {"answer": ""}, "'answer' is empty"),
+        ({"problem_text": "Find x."}, "'answer' is missing"),
+        (RECORD | {"images": "a.png"}, "'images' is a str"),
+        (RECORD | {"images": []}, "'images' is empty"),
+        (RECORD | {"images": [None]}, "'images' is a list"),
+        (RECORD | {"images": ["b.png"]}, "there is no file 'b.png'"),
+        (RECORD | {"images": ["."]}, "there is no file '.'"),
+        (RECORD | {"images": ["a\0b"]}, "can't be read"),
+        (RECORD | {"images": ["x" * 5000]}, "can't be read"),
+    ],
+)
+def test_broken_records(tmp_path, record, part):
+    folder = write_problem(tmp_path / "train" / "7", record)
+    text = message(tmp_path)
+    assert part in text
+    assert str(folder) in text
+
+
+def test_record_that_is_missing_or_unreadable(tmp_path):
+    write_problem(tmp_path / "train" / "1")
+    folder = write_problem(tmp_path / "train" / "2")
+    (folder / "data.json").unlink()
+    assert "there is no file 'data.json'" in message(tmp_path)
+    (folder / "data.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not JSON" in message(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../../secret.png", "/{root}/secret.png", "link.png"])
+def test_pictures_outside_the_folder_are_not_opened(tmp_path, name):
+    (tmp_path / "secret.png").write_bytes(png())
+    name = name.replace("/{root}", str(tmp_path))
+    folder = write_problem(tmp_path / "set" / "train" / "1", RECORD | {"images": [name]})
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    assert "lies outside" in message(tmp_path / "set")
+    path = write_parquet(
+        tmp_path / "set" / "p.parquet",
+        [row(), row(images=[{"bytes": None, "path": "../secret.png"}])],
+    )
+    assert "lies outside" in message(path)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it has many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "can't be decoded"),
+        (b"GIF89a", "can't be decoded"),
+        (png((300, 300))[:-40], "can't be decoded"),
+        (bomb(12_000, 10_000), "has more than"),  # a warning to Pillow
+        (bomb(60_000, 60_000), "has more than"),  # an error to Pillow
+        (bomb(2**31 - 1, 2**31 - 1), "has more than"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "can't be decoded"),
+    ],
+)
+def test_pictures_that_are_none(tmp_path, data, part):
+    write_problem(tmp_path / "train" / "7", img_diagram=data)
+    text = message(tmp_path)
+    assert part in text
+    assert "7/img_diagram.png" in text
+    path = write_parquet(
+        tmp_path / "p.parquet", [row(), row(images=[{"bytes": data, "path": None}])]
+    )
+    text = message(path)
+    assert part in text
+    assert "p.parquet row 1 images[0]" in text
+
+
+@pytest.mark.parametrize(
+    ("broken", "part"),
+    [
+        (row(text="Find <image>x."), "has 1 <image> tokens for 1 pictures"),
+        (row(text="<image><image>Find x."), "has 2 <image> tokens for 1 pictures"),
+        (row(text="<image>Find x.", pictures=2), "has 1 <image> tokens for 2 pictures"),
+        (row(text=None), "'problem' is a NoneType"),
+        (row(answer=5), "'answer' is a int"),
+        (row(images=[]), "'images' is empty"),
+        (row(images=None), "'images' is a NoneType"),
+        (row(images=[None]), "images[0] has no bytes"),
+        (row(images=["a.png"]), "images[0] has no bytes"),
+        ({"images": [], "problem": "Find x."}, "'answer' is not a column"),
+    ],
+)
+def test_broken_rows(tmp_path, broken, part):
+    path = write_parquet(tmp_path / "p.parquet", [broken])
+    text = message(path)
+    assert part in text
+    assert "p.parquet" in text
+
+
+def test_files_that_are_no_parquet(tmp_path):
+    whole = write_parquet(tmp_path / "p.parquet", [row()]).read_bytes()
+    for data in (b"", b"PAR1", whole[:-20], whole[: len(whole) // 2]):
+        (tmp_path / "p.parquet").write_bytes(data)
+        assert "p.parquet can't be read as parquet" in message(tmp_path / "p.parquet")
+
+
+@given(st.data())
+def test_any_change_of_a_picture_is_read_or_refused(tmp_path_factory, data):
+    picture = bytearray(png((40, 30)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        picture[data.draw(st.integers(8, len(picture) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_problem(folder / "train" / "1", img_diagram=bytes(picture))
+    read_or_refused(folder)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["problem_text", "choices", "answer", "images"]), JSON) | JSON
+)
+def test_any_record_is_read_or_refused(tmp_path_factory, record):
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_problem(folder / "train" / "1", json.dumps(record))
+    read_or_refused(folder)
+
+
+def read_or_refused(folder: Path) -> None:
+    try:
+        (exercise,) = load_exercises(folder)
+        assert all(np.asarray(image).size for image in exercise.images)
+    except MmpackError as error:
+        assert "\n" not in str(error)
+    shutil.rmtree(folder)
+
+
+def test_no_heavy_imports():
+    code = (
+        "import sys; from mmpack.demo.datasets import load_exercises; load_exercises();"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'datasets', 'pyarrow')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("wrong", [{"limit": "4"}, {"limit": 0}, {"data": 3}])
+def test_arguments_of_another_type(wrong):
+    with pytest.raises(ArgumentError, match=r"^load_exercises: (limit|data) is .* Fix: "):
+        load_exercises(**wrong)
