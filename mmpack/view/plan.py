@@ -17,7 +17,15 @@ READABLE = 58.0  # a box's least width for its words
 LETTER = 6.7  # of a word, on average
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
 REPEATED = frozenset(
-    ["rows_padded", "rows_packed", "patches", "patches_padded", "rows_repeated", "patches_repeated", "repeat_cost"]
+    [
+        "rows_padded",
+        "rows_packed",
+        "patches",
+        "patches_padded",
+        "rows_repeated",
+        "patches_repeated",
+        "repeat_cost",
+    ]
 )
 KEY = Key([(style, kind) for kind, style in KINDS.items()])
 

@@ -114,9 +114,7 @@ def probe_side(
         with _ready(own, layout, attached), _float32(own), torch.no_grad():
             for start in range(0, len(samples), size):
                 some = samples[start : start + size]
-                _run_batch(
-                    own, _batch(some, layout, own), some, recorder, temperature, kept_ids
-                )
+                _run_batch(own, _batch(some, layout, own), some, recorder, temperature, kept_ids)
 
     return Side(name or " ".join(words), run, about)
 
