@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmpack.errors import MmpackError, one_line, require
+from mmpack.errors import MmpackError, no_command, one_line, require
 
 COMMANDS = (
     "init", "smoke", "parity", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor", "schema",
@@ -115,7 +115,7 @@ def _usage(message: str) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"mmpack: {one_line(message)}", file=sys.stderr)
+    print(no_command(f"mmpack: {one_line(message)}"), file=sys.stderr)
     return 2
 
 

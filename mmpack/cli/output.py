@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmpack.errors import ArgumentError, one_line
+from mmpack.errors import ArgumentError, no_command, one_line
 from mmpack.files import write_text
 
 OUTPUTS, REWRITTEN = "mmpack.outputs", "mmpack.rewritten"  # in a context's `meta`
@@ -82,9 +82,11 @@ def emit(
     console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in human:
         if isinstance(part, Table):
-            console.print(part)
+            with console.capture() as drawn:
+                console.print(part)
+            print(no_command(drawn.get()), end="")
         else:
-            print(one_line(part))
+            print(no_command(one_line(part)))
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -93,7 +95,12 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def _json(document: dict[str, Any]) -> str:
-    return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+    return json_text(_finite(document)) + "\n"
+
+
+def json_text(document: Any) -> str:
+    """Indented JSON in which no text is a command to a runner of CI: see `no_command`."""
+    return json.dumps(document, indent=2, allow_nan=False).replace("##", "\\u0023#")
 
 
 def _width() -> int | None:

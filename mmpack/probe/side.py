@@ -23,9 +23,9 @@ Run = Callable[[Sequence[Sample], Recorder], None]
 class Side:
     """A way to run samples. `run(samples, recorder)` puts rows [R, …] into the recorder; adapters make it.
 
-    It is called once for the values (it may run the samples in several parts), then again for each noisy pass, in which it applies `recorder.shaken` to what
-    each module computed. `about`: what the report says of the side; of sides whose `dtype` in it is one and the same,
-    the mean growth of rows is compared too (`Contract.pooled`).
+    It is called once for the values, then again for each noisy pass, in which it applies `recorder.shaken` to what
+    each module computed; it may run the samples in several parts. `about`: what the report says of the side; of sides
+    whose `dtype` in it is one and the same, the mean growth of rows is compared too (`Contract.pooled`).
     Raises: ArgumentError for a name that is no str, or a run that can't be called.
     """
 
