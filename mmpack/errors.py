@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmpack.schema.rules import Problem
+
+_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\w*\[)", re.MULTILINE)
 
 
 class MmpackError(Exception):
@@ -237,6 +240,17 @@ def kind_of(value: Any) -> str:
         return "None"
     module, name = type(value).__module__.split(".")[0], type(value).__name__
     return "a numpy array" if (module, name) == ("numpy", "ndarray") else f"of type {name}"
+
+
+def no_command(text: str) -> str:
+    """`text` in which no line is a command to a runner of CI: GitHub's `::name::` and `##[name]`, Azure's `##vso[…]`.
+
+    Example:
+        >>> from mmpack.errors import no_command
+        >>> no_command("  ::error::no, ##[group]no, a::b")
+        '  \\x3a:error::no, \\x23#[group]no, a::b'
+    """
+    return _COMMAND.sub(lambda m: "\\x23" if m[1] is None else f"{m[1]}\\x3a", text)
 
 
 def one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, via a temporary file that is moved into place; and read up to a limit."""
+"""Files that are written whole or not at all, and never over an input of the command; and read up to a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,64 @@ FIXES = {
     errno.EIO: "name another disk",
 }
 
+Identity = tuple[int, int]  # device and inode: the same by every name and link
+
+
+class _Command:
+    """The files that a running command has read and written."""
+
+    def __init__(self, read: Mapping[Identity, str], rewritten: Collection[Identity]):
+        self.read = dict(read)
+        self.rewritten = rewritten
+        self.written: dict[str, str] = {}  # a file -> what wrote it
+
+
+_command: _Command | None = None  # of this process; None outside a command
+
+
+@contextmanager
+def inputs_kept(
+    read: Mapping[Identity, str], rewritten: Collection[Identity] = ()
+) -> Iterator[None]:
+    """Within: `replaced` and `write_text` refuse every file of `read`, and what `reading` adds.
+
+    Args: `read`: files by identity, with what they are in words. `rewritten`: files that may be replaced all the same.
+    """
+    global _command
+    before, _command = _command, _Command(read, rewritten)
+    try:
+        yield
+    finally:
+        _command = before
+
+
+def reading(path: Path, what: str) -> None:
+    """Note a file that the running command reads, so that it doesn't overwrite it."""
+    if _command is not None and (found := identity(path)) is not None:
+        _command.read.setdefault(found, what)
+
+
+def identity(path: Path) -> Identity | None:
+    """Device and inode of the regular file that `path` leads to; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # a NUL in the name
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _refuse_input(path: Path, what: str, error: type[MmpackError]) -> None:
+    if _command is None:
+        return
+    found, target = identity(path), os.path.realpath(path)
+    if found in _command.read and found not in _command.rewritten:
+        about = f"is {_command.read[found]}, which this command reads"
+    elif _command.written.setdefault(target, what) != what:
+        about = "was written by this command a moment ago"
+    else:
+        return
+    raise error(f"{what}: {str(path)!r:.120} {about}. Fix: write to another file")
+
 
 @contextmanager
 def replaced(
@@ -35,13 +93,14 @@ def replaced(
     Links are followed, and the mode of a file that is replaced is kept. Files that killed writers left beside `path`
     are removed; a live writer holds a lock on its own. `durable`: wait until the disk has it. Raises: `error`, one
     line that begins with `what`, for a folder or disk that can't be written to (OSError if `error` is None). Other
-    errors of the writer pass.
+    errors of the writer pass. `inputs_kept`: refuses inputs of a command, by `error` too.
     """
     with _failing(what, path, error):
         old = _mode(path)
         if old is not None and not stat.S_ISREG(old):
             kind = "a folder" if stat.S_ISDIR(old) else "not a file"
             raise (error or OSError)(f"{what}: {path} is {kind}. Fix: name a file")
+        _refuse_input(path, what, error or ArgumentError)
         target = Path(os.path.realpath(path))
         _remove_leftovers(target)
         temporary, file = _locked_beside(target)

@@ -21,7 +21,7 @@ ACTION = ROOT / ".github" / "actions" / "parity"
 STEPS = yaml.safe_load((ACTION / "action.yml").read_text(encoding="utf-8"))
 LINES = {step["name"]: step for step in STEPS["runs"]["steps"]}
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-HOSTILE = "s0```<b>$(touch hit)`touch hit`"
+HOSTILE = "s0```<b>$(touch hit)`touch hit` ##[error]boo ::error::boo"
 
 
 def command(folder):
@@ -56,6 +56,20 @@ def traces(tmp_path):
         mp.write_trace(tmp_path / f"{name}.jsonl", [one])
     given = {"ROLLOUT": "a b.jsonl", "REQUIRE": "input_ids", "MEDIA_ROOT": ""}
     return tmp_path, given
+
+
+def commands(text):
+    """What GitHub's runner takes for commands: src/Runner.Common/ActionCommand.cs."""
+    return [x for x in text.splitlines() if x.lstrip().startswith("::") or re.search(r"##\w*\[", x)]
+
+
+def test_no_text_of_a_trace_is_a_command_of_the_log(traces):
+    folder, given = traces
+    done, _, _ = step("Compare", folder, TRAIN="other.jsonl", **given)
+    stop, start = commands(done.stdout + done.stderr)
+    assert stop.startswith("::stop-commands::") and start == f"::{stop.rpartition(':')[2]}::"
+    done, _, _ = step("Annotate", folder, TRAIN="other.jsonl", **given)
+    assert [x.partition(" ")[0] for x in commands(done.stdout + done.stderr)] == ["::error"]
 
 
 def test_equal_sides(traces):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from benchmarks.step.job import Job
 from benchmarks.step.peers import Peer
 from benchmarks.step.timing import seconds_of, take_step
 from mmpack.adapters.transformers.media_inputs import encoded_inputs, pixel_inputs
+from mmpack.adapters.transformers.ranks.sharded import in_forward
+from mmpack.adapters.transformers.tower import tower_and_projector
+from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
 
 REST = "elementwise"
@@ -71,21 +75,24 @@ def _towers(model: Any, job: Job, peer: Peer) -> None:
     for members in peer.bins(job):
         samples, _ = job.of(members)
         batch = pack(samples).to(job.device)
-        if peer.encodes_each:
-            arguments = pixel_inputs(batch)
-            video = "pixel_values_videos" in arguments
-            encode = model.model.get_video_features if video else model.model.get_image_features
-            outputs = [encode(**arguments, return_dict=True)]
-        else:
-            outputs = list(
-                encoded_inputs(batch, model, batch.input_ids[None])["mm_encoder_outputs"].values()
-            )
-        sum(_sum(x) for out in outputs for x in (out.pooler_output, _levels(out))).backward()
+        run = partial(_encoded, model, batch, peer.encodes_each)
+        features = in_forward(model, tower_and_projector(model), run)  # FSDP2 gathers its weights
+        sum(x.float().sum() for x in features).backward()
+
+
+def _encoded(model: Any, batch: PackedBatch, each: bool) -> list[torch.Tensor]:
+    """Features of all media, each level's; `each`: of every occurrence."""
+    if each:
+        arguments = pixel_inputs(batch)
+        video = "pixel_values_videos" in arguments
+        encode = model.model.get_video_features if video else model.model.get_image_features
+        outputs = [encode(**arguments, return_dict=True)]
+    else:
+        made = encoded_inputs(batch, model, batch.input_ids[None])
+        outputs = list(made["mm_encoder_outputs"].values())
+    parts = [x for out in outputs for x in (out.pooler_output, *_levels(out))]
+    return [x for part in parts for x in ([part] if torch.is_tensor(part) else part)]
 
 
 def _levels(output: Any) -> list[Any]:
     return getattr(output, "deepstack_features", None) or []
-
-
-def _sum(features: Any) -> Any:
-    return features.float().sum() if torch.is_tensor(features) else sum(map(_sum, features))

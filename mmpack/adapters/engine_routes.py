@@ -23,7 +23,7 @@ def routes_of_rows(rows: Any, length: int, where: str) -> np.ndarray:
     """
     try:
         array = np.asarray(rows)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         array = np.zeros(0)
     if array.ndim != 3 or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
         known = isinstance(rows, np.ndarray)

@@ -18,7 +18,7 @@ from mmpack.errors import ArgumentError, BlobError, require
 HEAD_BYTES = 256
 VERSION = 2  # of what the values are; 1 had the channels of Gemma 4's patches first
 KEY = re.compile(r"[0-9a-f]{64}")
-DTYPES = ("uint8", "float32", "float16", "bfloat16", "float64")
+WIDTHS = {"uint8": 1, "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # bytes by dtype
 
 
 def check_key(key: Any, name: str) -> None:
@@ -40,10 +40,10 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
     else:
         array = np.ascontiguousarray(pixels)
         name, shape = array.dtype.name, array.shape
-    if name not in DTYPES or len(shape) != 2:
+    if name not in WIDTHS or len(shape) != 2:
         raise ArgumentError(
             f"mmpack.blobs: the pixels of {key:.16}… are {name} {list(shape)}. "
-            f"Fix: pass [patches, patch_dim] of {', '.join(DTYPES)}"
+            f"Fix: pass [patches, patch_dim] of {', '.join(WIDTHS)}"
         )
     return name, shape, array.reshape(-1).view(np.uint8)
 
@@ -93,12 +93,9 @@ def _fields(head: bytes, size: int) -> tuple[str, tuple[int, ...], int] | None:
     try:
         fields = json.loads(head)
         name, shape, checksum = fields["dtype"], tuple(fields["shape"]), fields["crc32"]
-        width = 2 if name == "bfloat16" else np.dtype(name).itemsize
-        right = (
-            fields["blob"] == VERSION
-            and name in DTYPES
-            and size == HEAD_BYTES + math.prod(shape) * width
-        )
+        right = len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape)
+        right = right and fields["blob"] == VERSION
+        right = right and size == HEAD_BYTES + math.prod(shape) * WIDTHS[name]
     except (ValueError, KeyError, TypeError):
         return None
     return (name, shape, checksum) if right else None

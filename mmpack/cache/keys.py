@@ -129,7 +129,7 @@ def whole_numbers(what: str, name: str, values: Any) -> np.ndarray:
     """As an array of whole numbers. Raises: ArgumentError, as `what`, for what is none."""
     try:
         found = np.asarray(values)
-    except (TypeError, ValueError):  # rows of unlike lengths, tensors of a GPU
+    except (TypeError, ValueError, OverflowError):  # rows of unlike lengths, tensors of a GPU
         found = np.empty(0, object)
     if found.dtype.kind not in "iu":
         raise ArgumentError(

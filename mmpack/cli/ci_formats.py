@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from mmpack._version import __version__
-from mmpack.errors import one_line
+from mmpack.cli.output import json_text
+from mmpack.errors import no_command, one_line
 from mmpack.parity.fixes import FIXES
 from mmpack.parity.report import Finding, ParityReport, by_cause, counted, evidence_of
 
@@ -42,7 +42,7 @@ def github(report: ParityReport, rollout: Path, train: Path) -> str:
     for name, why in _unmet(report):
         at = {"file": train.as_posix(), "title": f"{name} was not compared"}
         out.append(_annotation(at, one_line(why)))
-    return "\n".join([*out, one_line(report.summary())]) + "\n"
+    return "\n".join([*out, no_command(one_line(report.summary()))]) + "\n"
 
 
 def sarif(report: ParityReport, rollout: Path, train: Path) -> str:
@@ -75,7 +75,7 @@ def sarif(report: ParityReport, rollout: Path, train: Path) -> str:
         "properties": {"summary": one_line(report.summary()), "compared": report.compared},
     }
     log = {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2, allow_nan=False) + "\n"
+    return json_text(log) + "\n"
 
 
 def junit(report: ParityReport, rollout: Path, train: Path) -> str:
@@ -96,7 +96,8 @@ def junit(report: ParityReport, rollout: Path, train: Path) -> str:
         ElementTree.SubElement(properties, "property", {"name": name, "value": _xml(str(value))})
     suite.extend(cases)
     ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    text = ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
+    return text.replace("##", "&#35;#") + "\n"
 
 
 FORMATS: dict[str, Callable[[ParityReport, Path, Path], str]] = {
@@ -119,7 +120,7 @@ def _annotation(properties: dict[str, Any], message: str) -> str:
     """A workflow command; `%`, line ends and what ends a property are escaped as GitHub reads them."""
 
     def data(text: str) -> str:
-        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+        return no_command(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
     def value(text: str) -> str:
         return data(one_line(text)).replace(":", "%3A").replace(",", "%2C")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, writable
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, rewritable
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def command(
         Path,
         typer.Argument(
             metavar="FILE",
-            callback=writable,
+            callback=rewritable,
             help="The trace to write: .jsonl, .jsonl.zst or .parquet. May be TRACE itself.",
         ),
     ],

@@ -50,8 +50,6 @@ def command(
     from mmpack.video.info import probe
     from mmpack.video.policies.registry import policy_of
 
-    for path in (sheet, out):
-        _refuse_the_video(path, video)
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise ArgumentError(
             f"frames: --sheet {sheet.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
@@ -75,14 +73,6 @@ def command(
         out,
     )
     return 1 if differing else 0
-
-
-def _refuse_the_video(target: Path | None, video: Path) -> None:
-    """A file that is to be written must not be the one that is read."""
-    if target is not None and target.exists() and video.exists() and target.samefile(video):
-        raise ArgumentError(
-            f"frames: {target.name!r:.60} is the video itself. Fix: write to another file"
-        )
 
 
 def _policy(text: str) -> tuple[str, dict[str, str]]:

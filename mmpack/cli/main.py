@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmpack.errors import MmpackError, one_line, require
+from mmpack.errors import MmpackError, no_command, one_line, require
 
 COMMANDS = (
     "init", "smoke", "parity", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor", "schema",
@@ -76,14 +76,16 @@ def build() -> Any:
     app.callback(help=ABOUT)(root.options)
     for name in COMMANDS:
         made = importlib.import_module(f"mmpack.cli.{name}").command
-        app.command(name, epilog=epilog(name))(made)
+        app.command(name, cls=root.Command, epilog=epilog(name))(made)
     return typer.main.get_command(app)
 
 
 def _single(command: Callable[..., int]) -> Any:
     typer = require("typer", "cli", "this command")
+    from mmpack.cli.root import Command
+
     app = typer.Typer(add_completion=False)
-    app.command()(command)
+    app.command(cls=Command)(command)
     return typer.main.get_command(app)
 
 
@@ -113,7 +115,7 @@ def _usage(message: str) -> str:
 
 
 def _fail(message: str) -> int:
-    print(f"mmpack: {one_line(message)}", file=sys.stderr)
+    print(no_command(f"mmpack: {one_line(message)}"), file=sys.stderr)
     return 2
 
 

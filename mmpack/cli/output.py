@@ -14,17 +14,42 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmpack.errors import one_line
+from mmpack.errors import ArgumentError, no_command, one_line
 from mmpack.files import write_text
 
+OUTPUTS, REWRITTEN = "mmpack.outputs", "mmpack.rewritten"  # in a context's `meta`
 
-def writable(path: Path | None) -> Path | None:
+
+def writable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Declare an option that names a file to write: `root.Command` keeps inputs from being named by one."""
+    if value is not None:
+        check_writable(value)
+        ctx.meta.setdefault(OUTPUTS, {})[param.name] = value
+    return value
+
+
+def rewritable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """The same for a file that may be an input."""
+    ctx.meta.setdefault(REWRITTEN, []).append(value)
+    return writable(ctx, param, value)
+
+
+def check_writable(path: Path) -> None:
     """Refuse a path that can't be written before the work is done, not after."""
-    if path is not None and path.is_dir():
+    if path.is_dir():
         raise typer.BadParameter(f"{path} is a folder.")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"the folder of {path} does not exist.")
-    return path
+
+
+def refuse_shared(command: str, *targets: Path | None) -> None:
+    """Refuse two outputs with the same path, unless it is a device."""
+    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
+    for k, path in enumerate(named):
+        if path in named[:k]:
+            raise ArgumentError(
+                f"{command}: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
+            )
 
 
 TraceArgument = Annotated[
@@ -57,9 +82,11 @@ def emit(
     console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in human:
         if isinstance(part, Table):
-            console.print(part)
+            with console.capture() as drawn:
+                console.print(part)
+            print(no_command(drawn.get()), end="")
         else:
-            print(one_line(part))
+            print(no_command(one_line(part)))
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -68,7 +95,12 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def _json(document: dict[str, Any]) -> str:
-    return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+    return json_text(_finite(document)) + "\n"
+
+
+def json_text(document: Any) -> str:
+    """Indented JSON in which no text is a command to a runner of CI: see `no_command`."""
+    return json.dumps(document, indent=2, allow_nan=False).replace("##", "\\u0023#")
 
 
 def _width() -> int | None:

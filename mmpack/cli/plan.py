@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
-from mmpack.files import read_bounded
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, writable
 from mmpack.progress import tracked
 
 SHOWN = 50  # bins, and ranks, on the screen
@@ -27,20 +25,25 @@ def as_bytes(text: str | None) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]I?B)?", text.strip().upper())
     if found is None:
         raise typer.BadParameter(f"{text!r:.60} is not a number of bytes, such as 40GB or 37.5GiB.")
-    return int(float(found[1]) * UNITS[found[2] or ""])
+    count = float(found[1]) * UNITS[found[2] or ""]
+    if count > 2**53:
+        raise typer.BadParameter(f"{text!r:.60} is more bytes than there are.")
+    return int(count)
 
 
 def config_of(path: Path | None) -> dict[str, Any] | None:
     """The JSON of a config.json, or of the one in a model's folder."""
+    from mmpack.schema.saved import read_json
+
     if path is None:
         return None
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(read_bounded(file, MAX_CONFIG))
+        config = read_json(file, MAX_CONFIG, finite=False)  # transformers writes Infinity
     except OSError as error:
         raise typer.BadParameter(f"{file} can't be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"{file} is not JSON.") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{file} is not JSON that can be read ({error}).") from error
     if not isinstance(config, dict):
         raise typer.BadParameter(f"{file} does not hold a JSON object.")
     return config
@@ -120,7 +123,7 @@ def command(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the plan here, for Plan.load."),
+        typer.Option(metavar="FILE", callback=writable, help="Write the plan here, for Plan.load."),
     ] = None,
     as_json: JsonOption = False,
     out: OutOption = None,

@@ -1,4 +1,4 @@
-"""What `mmpack` takes before a subcommand, and completion by the shell: typer's scripts, asked for by the shell's name.
+"""What every subcommand shares: no output overwrites an input; what `mmpack` takes before one; completion by the shell.
 
 The script of a shell runs `mmpack` with `_MMPACK_COMPLETE` set each time that Tab is pressed.
 """
@@ -6,16 +6,60 @@ The script of a shell runs `mmpack` with `_MMPACK_COMPLETE` set each time that T
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import completion
+from typer.core import TyperCommand
 
 from mmpack._version import __version__
+from mmpack.cli.output import OUTPUTS, REWRITTEN, refuse_shared
+from mmpack.errors import ArgumentError
+from mmpack.files import Identity, identity, inputs_kept
 
 COMPLETE = "_MMPACK_COMPLETE"
+CHECKPOINT = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
+
+
+class Command(TyperCommand):
+    """A subcommand: a file that is named on its line and not declared as an output is never overwritten."""
+
+    def invoke(self, ctx: Any) -> Any:
+        outputs = ctx.meta.get(OUTPUTS, {})
+        read: dict[Identity, str] = {}
+        for param in self.params:
+            if param.name not in outputs and param.metavar != "ID":
+                name = param.metavar if param.param_type_name == "argument" else param.opts[-1]
+                read |= dict.fromkeys(_files(ctx.params.get(param.name)), name)
+        rewritten = {found for path in ctx.meta.get(REWRITTEN, ()) if (found := identity(path))}
+        for param in self.params:
+            found = identity(outputs[param.name]) if param.name in outputs else None
+            if found in read and found not in rewritten:
+                raise ArgumentError(
+                    f"{self.name}: {outputs[param.name].name!r:.60} is {read[found]}, which this command reads. "
+                    "Fix: write to another file"
+                )
+        refuse_shared(str(self.name), *outputs.values())
+        with inputs_kept(read, rewritten):
+            return super().invoke(ctx)
+
+
+def _files(value: Any) -> Iterator[Identity]:
+    """The files that an argument's value names: by itself, as KIND:NAME?options, or as a checkpoint's folder."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _files(one)
+    if not isinstance(value, str | Path):
+        return
+    for text in {str(value), str(value).partition(":")[2].partition("?")[0]} - {""}:
+        path = Path(text)
+        inside: list[Path] = []
+        if any(identity(path / name) for name in CHECKPOINT):
+            inside = list(path.iterdir())
+        yield from (found for file in (path, *inside) if (found := identity(file)))
 
 
 class Shell(StrEnum):

@@ -179,5 +179,5 @@ def _lines(document: dict[str, Any]) -> list[str]:
     missing = document["drawn_without_picture"]
     if missing:
         name, why = next(iter(missing.items()))
-        lines.append(f"{len(missing)} media without their picture, e.g. {name}: {why}")
+        lines.append(f"{len(missing)} media without their picture, e.g. {name:.120}: {why:.300}")
     return lines

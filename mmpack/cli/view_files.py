@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmpack.cli.output import emit, writable
+from mmpack.cli.output import check_writable, emit, refuse_shared
 from mmpack.errors import ArgumentError
-from mmpack.files import read_bounded, replaced, write_text
+from mmpack.files import replaced, write_text
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -32,16 +31,12 @@ class Files:
 
     @classmethod
     def checked(cls, read: Path, html: Path | None, png: Path | None, out: Path | None) -> Files:
-        """With a page's name where none is given. Raises: ArgumentError for files that would be lost."""
+        """With a page's name where none is given. Raises: ArgumentError."""
         if html is None and png is None:
             kind = next((k for k in TRACES if read.name.lower().endswith(k)), "")
-            html = writable(Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html"))
-        for target in (html, png, out):
-            if target is not None and target.exists() and read.exists() and target.samefile(read):
-                raise ArgumentError(
-                    f"view: {target.name!r:.60} is the trace itself. Fix: write to another file"
-                )
-        _refuse_one_file_for_two(html, png, out)
+            html = Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html")
+            check_writable(html)
+            refuse_shared("view", html, out)
         if png is not None and png.suffix.lower() != ".png":
             raise ArgumentError(
                 f"view: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
@@ -66,10 +61,6 @@ def draw_document(files: Files, as_json: bool) -> int:
     from mmpack.parity.saved import is_report, report_of
 
     document = _parsed(files.read)
-    if document is None:
-        raise ArgumentError(
-            f"view: {files.read} holds no JSON that can be read. Fix: name a trace, or {WRITTEN}"
-        )
     if is_report(document):
         report, drift = report_of(document, f"view: {files.read}")
         return _draw_report(files, report, drift, as_json)
@@ -171,22 +162,16 @@ def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
 
 
 def _parsed(path: Path) -> Any:
-    """The JSON of a file; None where it holds none."""
+    """The JSON of a file. Raises: ArgumentError where it holds none."""
+    from mmpack.schema.saved import read_json
+
     try:
-        return json.loads(read_bounded(path, MAX_FILE))
+        return read_json(path, MAX_FILE)
     except OSError as error:
         raise ArgumentError(
             f"view: {path} can't be read: {error.strerror}. Fix: name a trace, or {WRITTEN}"
         ) from None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse_one_file_for_two(*targets: Path | None) -> None:
-    """Of two documents in one file only the last would be left. Devices take both."""
-    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
-    for k, path in enumerate(named):
-        if path in named[:k]:
-            raise ArgumentError(
-                f"view: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
-            )
+    except ValueError as error:
+        raise ArgumentError(
+            f"view: {path} holds no JSON that can be read ({error}). Fix: name a trace, or {WRITTEN}"
+        ) from None

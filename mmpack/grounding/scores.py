@@ -225,7 +225,7 @@ def _broken(values: Any, size: int) -> str | None:
     fits = isinstance(values, (tuple, list)) and len(values) == size in (2, 4)
     try:
         finite = fits and bool(np.isfinite(np.asarray(values, np.float64)).all())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         finite = False
     if not finite:
         return f"is not a {'box' if size == 4 else 'point'} of finite numbers"

@@ -140,8 +140,8 @@ def _paths(samples: Sequence[Sample], positions: Sequence[np.ndarray] | None) ->
     Positions by a family's rule follow from the tokens before: they are compared only where a sample recorded its own,
     or where samples follow two rules.
     """
-    rules = {position_rule(s) for s in samples}
-    if len(rules) == 1 and all(s.position_ids is None for s in samples):
+    one_rule = all(position_rule(s) == position_rule(samples[0]) for s in samples)
+    if one_rule and all(s.position_ids is None for s in samples):
         positions = None
     elif positions is None:
         positions = [positions_of(s) for s in samples]

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.errors import ArgumentError, LayoutError, check_number
 from mmpack.families import Family
 from mmpack.layout.runs import Runs
+from mmpack.schema.specs import COUNT_MAX
 
 Grids = Sequence[Sequence[int]] | np.ndarray | None
 
@@ -150,7 +151,9 @@ def positions_per_second(config: Any, given: float | None, family: Family) -> fl
         getattr(config, "position_id_per_seconds", None),
         family.tokens_per_second,
     )
-    return float(next(n for n in known if n))
+    found = next(n for n in known if n)
+    check_number("mrope_positions", "tokens_per_second", found, above=0, most=float(COUNT_MAX))
+    return float(found)
 
 
 def seconds_of(given: Sequence[float] | np.ndarray | None, videos: int) -> np.ndarray:

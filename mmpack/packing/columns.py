@@ -112,7 +112,7 @@ def _pieces(
 def _numbers(values: Any, name: str, sample: Sample, what: str) -> torch.Tensor:
     try:
         return as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         problem = Problem("MM403", sample.sample_id, name, f"is not an array of numbers ({error})")
         raise SchemaError([problem], what) from None
 

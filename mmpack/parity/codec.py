@@ -76,7 +76,7 @@ def codec_flips(left: Any, right: Any) -> CodecFlips:
 def _ids(name: str, ids: Any) -> np.ndarray:
     try:
         array = np.asarray(ids)
-    except (ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError, OverflowError, RuntimeError):
         array = None
     if array is None or array.ndim != 2 or array.dtype.kind not in "iu":
         found = kind_of(ids) if array is None else f"{list(array.shape)} of {array.dtype}"

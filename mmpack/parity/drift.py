@@ -222,7 +222,12 @@ def logprob_column(values: Any, i: int | str) -> np.ndarray:
     """float64 [n]. Raises: ArgumentError."""
     try:
         column = np.asarray(values, np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last one: a tensor with a gradient
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:  # the last one: a tensor with a gradient
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
             f"logprob_drift: logprobs[{i!r:.60}] are not numbers ({why}). Fix: pass float [n], of the loss tokens"

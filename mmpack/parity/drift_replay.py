@@ -198,7 +198,7 @@ def _route_column(routes: Any, i: int) -> np.ndarray:
     """Integers [L, layers, k]. Raises: ArgumentError."""
     try:
         array = np.asarray(routes)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         array = np.zeros(0)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise ArgumentError(

@@ -15,6 +15,7 @@ from mmpack.families import FAMILIES
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
+from mmpack.schema.specs import INT_MAX
 
 
 class OfMedium(NamedTuple):
@@ -50,7 +51,7 @@ class Budgets:
         for name, value in vars(self).items():
             least = 0 if name in ("max_patches", "max_loss_tokens", "max_media_bytes") else 1
             if value is not None or name == "max_tokens":
-                check_number("plan", name, value, least=least)
+                check_number("plan", name, value, least=least, most=INT_MAX)
 
     def excess(self, sample: Sample) -> list[Problem]:
         """The budgets that a sample exceeds by itself (MM405)."""

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_number, one_line
 from mmpack.families import Family
-from mmpack.files import read_bounded, replaced
+from mmpack.files import replaced
 from mmpack.planning.counts import Counts, Spans
 from mmpack.planning.flops import model_flops
+from mmpack.schema.saved import read_json
 
 Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, additive over samples
 
@@ -117,15 +118,14 @@ class CostModel:
         """Read what `save` wrote. Raises PlanError for a file that is none."""
         where = f"CostModel.load: {path}"
         try:
-            document = json.loads(read_bounded(Path(path), MAX_FILE))
+            document = read_json(Path(path), MAX_FILE)
         except OSError as error:
             raise PlanError(
                 f"{where} can't be read: {error.strerror}. Fix: name a cost file"
             ) from None
-        except (ValueError, RecursionError):
-            raise PlanError(
-                f"{where} is not JSON. Fix: name a file that CostModel.save wrote"
-            ) from None
+        except ValueError as error:
+            why = f"is not JSON that can be read ({error})"
+            raise PlanError(f"{where} {why}. Fix: name a file that CostModel.save wrote") from None
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise PlanError(
                 f"{where} is not a cost file of format {FORMAT!r}. Fix: calibrate again"

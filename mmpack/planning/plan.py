@@ -20,6 +20,8 @@ from mmpack.schema.sample import Sample, as_samples
 
 __all__ = ["Dropped", "Plan", "plan"]
 
+MAX_RANKS = 2**16
+
 
 def plan(
     samples: Sequence[Sample],
@@ -192,7 +194,7 @@ def _family(samples: list[Sample]) -> Family | None:
 
 
 def _check_arguments(ranks: int, on_invalid: str, cost: Any, defer_tail: float) -> None:
-    check_number("plan", "ranks", ranks, least=1)
+    check_number("plan", "ranks", ranks, least=1, most=MAX_RANKS)
     if on_invalid not in ("raise", "drop"):
         raise ArgumentError(f'plan: on_invalid is {on_invalid!r}. Fix: pass "raise" or "drop"')
     if not (cost is None or isinstance(cost, CostModel) or callable(cost)):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmpack.errors import PlanError, one_line
-from mmpack.files import read_bounded, replaced
+from mmpack.files import replaced
 from mmpack.notebook import Drawn
+from mmpack.planning.stats import STATS
+from mmpack.schema.codes import RULES
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
+from mmpack.schema.saved import built, read_json
+from mmpack.schema.specs import INT_MAX
 
 FORMAT = "mmpack.plan.1"
 MAX_FILE = 2**30  # bytes
@@ -80,13 +85,14 @@ class Plan(Drawn):
         """
         where = f"Plan.load: {path}"
         try:
-            document = json.loads(read_bounded(Path(path), MAX_FILE))
+            document = read_json(Path(path), MAX_FILE)
         except OSError as error:
             raise PlanError(
                 f"{where} can't be read: {error.strerror}. Fix: name a plan file"
             ) from None
-        except (ValueError, RecursionError):
-            raise PlanError(f"{where} is not JSON. Fix: name a file that Plan.save wrote") from None
+        except ValueError as error:
+            why = f"is not JSON that can be read ({error})"
+            raise PlanError(f"{where} {why}. Fix: name a file that Plan.save wrote") from None
         plan = _plan_of(document, where)
         if samples is not None and fingerprint_of(samples) != plan.fingerprint:
             raise PlanError(
@@ -126,36 +132,39 @@ def _plan_of(document: Any, where: str) -> Plan:
         raise PlanError(
             f"{where} is not a plan of format {FORMAT!r}. Fix: name a file that Plan.save wrote"
         )
-    names = {f.name for f in dataclasses.fields(Plan)}
-    values = {name: document[name] for name in names if name in document}
     try:
-        values["dropped"] = [
-            Dropped(**{**d, "problems": tuple(Problem(**_with_span(p)) for p in d["problems"])})
-            for d in document["dropped"]
-        ]
-        plan = Plan(**values)
+        plan: Plan = built(Plan, document)
         _check(plan)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise PlanError(
             f"{where} is damaged ({type(error).__name__}: {one_line(str(error))[:200]}). Fix: plan again"
         ) from None
     return plan
 
 
-def _with_span(problem: dict[str, Any]) -> dict[str, Any]:
-    span = problem["span"]
-    return problem | {"span": None if span is None else tuple(span)}
-
-
 def _check(plan: Plan) -> None:
-    """Raise ValueError for bins or ranks that can't be a plan's."""
+    """Raise ValueError or TypeError for what can't be a plan's: bins, ranks, counts, figures."""
     members = [i for b in plan.bins for i in b]
-    if any(type(i) is not int or i < 0 for i in members) or len(set(members)) != len(members):
+    if any(i < 0 for i in members) or len(set(members)) != len(members):
         raise ValueError("bins are not distinct indices of samples")
     if sorted(b for rank in plan.ranks for b in rank) != list(range(len(plan.bins))):
         raise ValueError("ranks don't list each bin exactly once")
-    if len(members) != plan.total_samples or type(plan.total_tokens) is not int:
+    if len(members) != plan.total_samples:
         raise ValueError("totals don't match the bins")
     lists = (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens, plan.bin_costs, plan.share)
     if any(len(values) != len(plan.bins) for values in lists):
         raise ValueError("fields per bin differ in length from bins")
+    if any(problem.code not in RULES for left_out in plan.dropped for problem in left_out.problems):
+        raise ValueError("a sample is dropped by an unknown rule")
+    counts = [plan.total_tokens, *plan.bin_rows, *plan.bin_patches, *plan.bin_loss_tokens]
+    figures = list(plan.bin_costs)
+    for name, value in plan.stats.items():
+        found = built(STATS[name], value) if name in STATS else value
+        several = found.values() if isinstance(found, dict) else found
+        given = several if isinstance(several, Collection) else (found,)
+        counts += [x for x in given if type(x) is int]
+        figures += [x for x in given if type(x) is float]
+    if min(counts, default=0) < 0 or sum(counts) > INT_MAX:
+        raise ValueError("a count is negative or too large")
+    if not math.isfinite(sum(figures)) or min(figures, default=0.0) < 0:
+        raise ValueError("a cost or a figure is negative or not finite")

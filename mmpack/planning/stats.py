@@ -9,6 +9,22 @@ from typing import Any
 from mmpack.planning.arrange import TAKEN, Arranged, Unit, Work
 from mmpack.planning.counts import NOTHING, Counts, summed
 
+# the types that a saved plan's figures have
+STATS: dict[str, Any] = (
+    dict.fromkeys(
+        ("bins", "idle_bins", "rows_padded", "rows_packed", "patches", "patches_padded"), int
+    )
+    | dict.fromkeys(
+        ("rows_repeated", "patches_repeated", "max_tokens_grad", "max_tokens_no_grad"), int
+    )
+    | dict.fromkeys(
+        ("fill", "makespan", "makespan_whole", "balance", "lockstep", "media_balance"), float
+    )
+    | dict.fromkeys(("repeat_cost", "no_grad_ratio"), float)
+    | dict.fromkeys(("seconds", "seconds_error"), float | None)
+    | {"rows_shared": int | None, "fills": dict[str, float], "loads": list[float]}
+)
+
 
 def stats_of(found: Arranged, work: Work) -> dict[str, Any]:
     """`Plan.stats`.

@@ -57,6 +57,17 @@ class Places:
             return len(self.tokens)
         return int(Fraction(space) * int(self.patches[-1]))
 
+    def numbers_of(self, samples: Sequence[Sample]) -> list[int]:
+        """The number of each sample among all that are probed: a side may run them in parts. Raises: ArgumentError."""
+        numbers = {name: k for k, name in enumerate(self.sample_ids)}
+        for sample in samples:
+            if sample.sample_id not in numbers:
+                raise ArgumentError(
+                    f"probe: sample {sample.sample_id!r:.60} is none of those that are recorded. "
+                    "Fix: run the samples that probe.run was given"
+                )
+        return [numbers[sample.sample_id] for sample in samples]
+
     def chosen(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Places of a sample's tokens, and the tokens."""
         start = self.first.get(sample)
@@ -146,11 +157,6 @@ def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:
     """
     if not len(samples):
         raise ArgumentError("probe: samples is empty. Fix: pass one or more")
-    for i, sample in enumerate(samples):
-        if not isinstance(sample, Sample):
-            raise ArgumentError(
-                f"probe: samples[{i}] is {kind_of(sample)}. Fix: pass samples, as mp.read_trace returns them"
-            )
     names = [s.sample_id for s in samples]
     if len(set(names)) < len(names):
         raise ArgumentError(

@@ -22,6 +22,7 @@ from mmpack.errors import ArgumentError, TraceError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Entry, Record
+from mmpack.schema.saved import parse_json
 
 SUFFIX = ".probe"
 FORMAT, VERSION = "mmpack.probe", 1
@@ -125,7 +126,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
     info = file.getinfo(HEADER)
     if info.file_size > _MOST or info.compress_type != zipfile.ZIP_STORED:
         raise ValueError("its header is too large")
-    header = json.loads(file.read(HEADER))
+    header = parse_json(file.read(HEADER), finite=False)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError("its header is another format's")
     if type(header.get("version")) is not int or header["version"] != VERSION:

@@ -14,7 +14,7 @@ from mmpack.probe.places import places_of
 from mmpack.probe.record import MEMORY, Record, Recorder
 from mmpack.probe.report import ProbeReport
 from mmpack.progress import tracked
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 
 Run = Callable[[Sequence[Sample], Recorder], None]
 
@@ -24,8 +24,8 @@ class Side:
     """A way to run samples. `run(samples, recorder)` puts rows [R, …] into the recorder; adapters make it.
 
     It is called once for the values, then again for each noisy pass, in which it applies `recorder.shaken` to what
-    each module computed. `about`: what the report says of the side; of sides whose `dtype` in it is one and the same,
-    the mean growth of rows is compared too (`Contract.pooled`).
+    each module computed; it may run the samples in several parts. `about`: what the report says of the side; of sides
+    whose `dtype` in it is one and the same, the mean growth of rows is compared too (`Contract.pooled`).
     Raises: ArgumentError for a name that is no str, or a run that can't be called.
     """
 
@@ -63,9 +63,7 @@ def record(
         )
     check_whole("probe", "passes", passes, least=0)
     check_whole("probe", "seed", seed, least=0)
-    if isinstance(samples, Sample):
-        samples = [samples]
-    samples = list(samples)
+    samples = [samples] if isinstance(samples, Sample) else as_samples(samples, "probe")
     recorder = Recorder(
         side.name,
         places_of(samples, tokens),

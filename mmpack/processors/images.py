@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, MmpackError, require
-from mmpack.files import read_bounded
+from mmpack.files import read_bounded, reading
 from mmpack.processors.kinds import HEAD, brand
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
         raise ArgumentError(
             f"{where}: {shown} is not a file below media_root. Fix: check the path"
         ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    reading(whole, "a medium's file")
     return whole, whole.relative_to(top).as_posix()
 
 

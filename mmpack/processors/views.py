@@ -140,7 +140,7 @@ def _view_of(medium: Medium) -> tuple[int, int, int]:
     found = medium.metadata.get(VIEW, (0, 0, 0))
     try:
         k, rows, columns = (int(n) for n in found)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _broken(medium) from None
     return k, rows, columns
 

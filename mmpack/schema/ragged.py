@@ -308,7 +308,7 @@ def _listed(name: str, given: Any) -> list[Any]:
 def _row(name: str, k: int, given: Any, kinds: str) -> np.ndarray:
     try:
         row = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         row = np.zeros((0, 0), object)
     if row.ndim != 1 or (row.size and row.dtype.kind not in kinds):
         what = "integers" if name == "ids" else "numbers"

@@ -38,7 +38,7 @@ def compact_routes(values: Any, num_experts: int) -> np.ndarray:
     check_whole("compact_routes", "num_experts", num_experts, least=1)
     try:
         array = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         array = np.zeros(0, object)
     if array.ndim != 3 or array.dtype.kind not in "iu" or not all(array.shape[1:]):
         known = isinstance(values, np.ndarray)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmpack.errors import ArgumentError, TraceError
-from mmpack.files import replaced
+from mmpack.files import reading, replaced
 from mmpack.schema.dead_letters import KEPT, DeadLetters, letter_of
 from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.jsonl import read_jsonl, write_jsonl
@@ -66,6 +66,7 @@ def read_trace(
         allowed = False
     if not allowed:
         raise trace_error(f"{source}", "can't be read: this user lacks the right", "MM001")
+    reading(source, "a trace")
     return TraceReader(source, media, max_record_bytes, dead_letters)
 
 

@@ -127,7 +127,7 @@ def mask_of(where: str, given: Any, count: int) -> np.ndarray:
     """bool [count]. Raises: ArgumentError."""
     try:
         mask = np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         mask = np.zeros((0, 0), dtype=object)
     known = mask.shape == (count,) and (not count or mask.dtype.kind in "biu")
     if not known or not np.isin(mask, (0, 1)).all():
@@ -144,7 +144,7 @@ def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
         return None
     try:
         values = np.asarray(given, dtype=np.float32)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         values = np.zeros((0, 0), np.float32)
     if values.shape != (count,) or isinstance(given, str):
         raise ArgumentError(

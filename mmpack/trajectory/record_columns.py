@@ -112,7 +112,7 @@ def _numbers(given: Any, name: str, count: int, of: str, where: str) -> np.ndarr
     """float64 [] or [count], finite. Raises: ArgumentError."""
     try:
         values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         values = np.zeros((0, 0))
     right = values.shape in ((), (count,)) and np.isfinite(values).all()
     if isinstance(given, str | bytes | bool) or not right:
@@ -138,7 +138,7 @@ class Routes(NamedTuple):
         check_whole(where, "routes_start", record.routes_start, least=0)
         try:
             array = np.asarray(given)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             array = np.zeros(0, object)
         if num_experts is None:
             wide = array.dtype.kind in "iu" and array.size and int(array.max()) > 255

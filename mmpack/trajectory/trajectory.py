@@ -226,7 +226,7 @@ def _array(what: str, name: str, given: Any) -> np.ndarray:
         )
     try:
         return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         why = " ".join(str(error).split())[:80]
         raise ArgumentError(
             f"{what}: {name} is not an array ({why}). Fix: pass a list or an array [n]"

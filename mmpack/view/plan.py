@@ -11,10 +11,22 @@ from mmpack.view.shapes import Box, Drawing, Stroke, Word
 
 WIDTH, LANE, LABEL = 1000.0, 74.0, 78.0
 END = 96.0  # to the right of the lanes: their cost
+ROOM = WIDTH - LABEL - END
 LANES, ROWS = 64, 200  # drawn at most: ranks, lines of the table
 READABLE = 58.0  # a box's least width for its words
 LETTER = 6.7  # of a word, on average
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
+REPEATED = frozenset(
+    [
+        "rows_padded",
+        "rows_packed",
+        "patches",
+        "patches_padded",
+        "rows_repeated",
+        "patches_repeated",
+        "repeat_cost",
+    ]
+)
 KEY = Key([(style, kind) for kind, style in KINDS.items()])
 
 
@@ -87,7 +99,7 @@ def _fill(plan: Plan) -> list[Part]:
 
 def _repeated(plan: Plan) -> list[Part]:
     stats = plan.stats
-    if not {"rows_packed", "patches_padded", "patches"} <= stats.keys():
+    if not stats.keys() >= REPEATED:
         return []
     packed, shared = stats["rows_packed"], stats.get("rows_shared")
     saved = [
@@ -100,7 +112,7 @@ def _repeated(plan: Plan) -> list[Part]:
         Table(("what", "each sample alone", "in these micro-batches", "saved"), saved_rows(saved)),
     ]
     said_ = f"Padded to rectangles, they would take {stats['rows_padded']:,} rows. "
-    if stats.get("rows_repeated") or stats.get("patches_repeated"):
+    if stats["rows_repeated"] or stats["patches_repeated"]:
         said_ += (
             f"{stats['rows_repeated']:,} rows and {stats['patches_repeated']:,} patches are computed twice or more "
             f"because groups are split between micro-batches: {stats['repeat_cost']:.1%} of the cost."
@@ -127,11 +139,11 @@ def _histograms(plan: Plan) -> list[Any]:
 def _lanes(plan: Plan) -> Drawing:
     shown = plan.ranks[:LANES]
     loads = [sum(plan.bin_costs[b] for b in rank) for rank in plan.ranks]
-    scale = (WIDTH - LABEL - END) / (max(loads, default=0.0) or 1.0)
+    most = max(loads, default=0.0) or 1.0
     height = LANE * len(shown) + 22
-    shapes = [s for at, rank in enumerate(shown) for s in _lane(plan, at, rank, loads, scale)]
+    shapes = [s for at, rank in enumerate(shown) for s in _lane(plan, at, rank, loads, most)]
     if loads and sum(loads):
-        x = LABEL + scale * sum(loads) / len(loads)
+        x = LABEL + ROOM * (sum(loads) / len(loads) / most)
         shapes.append(Stroke(x, 0, x, height - 18, "mm-mean"))
         shapes.append(Word(x, height - 4, "mean", "mm-mean", "middle"))
     label = f"{len(shown)} ranks with their micro-batches: {_counts(plan)}"
@@ -139,12 +151,12 @@ def _lanes(plan: Plan) -> Drawing:
 
 
 def _lane(
-    plan: Plan, at: int, rank: list[int], loads: list[float], scale: float
+    plan: Plan, at: int, rank: list[int], loads: list[float], most: float
 ) -> list[Box | Stroke | Word]:
     top, x = at * LANE, LABEL
     shapes: list[Box | Stroke | Word] = [Word(0, top + LANE / 2, f"rank {at}", "mm-soft")]
     for b in rank:
-        width = scale * plan.bin_costs[b]
+        width = ROOM * (plan.bin_costs[b] / most)
         if width:
             shapes += _box(plan, b, x, top + 4, width)
         x += width
@@ -187,13 +199,13 @@ def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Str
 def _bins(plan: Plan) -> Table:
     """All micro-batches; the last but one: rows over what one may hold."""
     rank_of = {b: rank for rank, bins in enumerate(plan.ranks) for b in bins}
-    held, fill = sum(map(bool, plan.bins)), plan.stats.get("fill")
-    budget = round(sum(plan.bin_rows) / (held * fill)) if held and fill else 0
+    rows_of_all, fill = sum(plan.bin_rows), plan.stats.get("fill")
+    share = sum(map(bool, plan.bins)) * fill / rows_of_all if fill and rows_of_all else 0.0
     head = ("micro-batch", "rank", "samples", "shared", *KINDS, "max_tokens used", "cost")
     rows = [
         (b, rank_of[b], len(members), "yes" if plan.share[b] else "no")
         + tuple(f"{n:,}" for n in (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]))
-        + (f"{plan.bin_rows[b] / budget:.1%}" if budget else "–", f"{plan.bin_costs[b]:.4g}")
+        + (f"{plan.bin_rows[b] * share:.1%}" if share else "–", f"{plan.bin_costs[b]:.4g}")
         for b, members in enumerate(plan.bins[:ROWS])
     ]
     return Table(head, rows, folded=_first("micro-batch", "micro-batches", len(plan.bins)))

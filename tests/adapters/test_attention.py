@@ -208,6 +208,7 @@ def inputs_of(model):
         ({"visible_until": None}, "visible_until is missing"),
         ({"visible_until": torch.ones(5, dtype=torch.int32)}, r"visible_until has shape \[5\]"),
         ({"use_cache": True}, "use_cache is on|KV cache"),
+        ({"output_attentions": True}, "output_attentions is on"),
         ({"attention_mask": 2}, "attention_mask was passed"),
         ({"attention_mask": 4}, "attention_mask was passed"),
     ],

@@ -63,6 +63,24 @@ def test_layouts_and_dtypes_are_alike(models, name):
     assert not is_attached(model)
 
 
+def test_a_side_may_run_its_samples_in_several_parts(models):
+    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
+    own = probe_side(model)
+
+    def in_parts(given, recorder):
+        own.run(given[:2], recorder)
+        own.run(given[:1:-1], recorder)
+
+    report = mp.probe.run(own, mp.probe.Side("in parts", in_parts), samples)
+    assert report.ok and report.only == ([], []), report.text()
+    strange = mp.probe.Side("strange", lambda given, recorder: own.run(samples, recorder))
+    with pytest.raises(mp.ArgumentError, match="none of those that are recorded"):
+        mp.probe.record(strange, [make_sample([("text", [1, 2]), ("response", [3])], "other")])
+    for given in (None, 5, mp.pack(samples), [mp.pack(samples)]):
+        with pytest.raises(mp.ArgumentError, match="expected"):
+            mp.probe.record(own, given)
+
+
 def test_what_is_recorded_is_what_transformers_computes(models):
     model = models("qwen3_vl")
     samples = mixed_batch("qwen3_vl")[-1:]

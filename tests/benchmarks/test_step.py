@@ -178,11 +178,17 @@ def held():
 def test_two_ranks(tmp_path):
     out = tmp_path / "step.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "benchmarks.step", "--fsdp", "--tiny", "--repeats=2"]
-    command += [f"--model={NAME}", "--workload=geo", "--peer=shared", f"--out={out}"]
+    command += ["-m", "benchmarks.step", "--fsdp", "--tiny", "--repeats=2", "--profile"]
+    command += [
+        f"--model={NAME}",
+        "--workload=geo",
+        "--peer=shared",
+        "--peer=padded",
+        f"--out={out}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(out.read_text())["rows"]
+    row, _ = json.loads(out.read_text())["rows"]
     assert row["ranks"] == 2 and row["patches"] == 2 * 144
     assert row["rows"] == row["tokens"] - 2 * 2 * 200
 

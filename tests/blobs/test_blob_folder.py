@@ -1,6 +1,7 @@
 """A folder of blobs: what was put is what is read, and what goes for want of room is what nobody holds."""
 
 import gc
+import json
 import os
 import pickle
 import random
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from support.blobs import ENVIRONMENT, key, pixels, process, ready
 
 from mmpack.blobs import BlobFolder
-from mmpack.blobs.blob import HEAD_BYTES
+from mmpack.blobs.blob import HEAD_BYTES, checksum
 from mmpack.errors import ArgumentError, BlobError
 
 SIZE = HEAD_BYTES + pixels(0).nbytes
@@ -123,6 +124,30 @@ def test_damage_is_found_and_mended(store, damage):
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert key(0) not in store and store.put(key(0), pixels(0))
     assert np.array_equal(store[key(0)], pixels(0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("(,)f4", [6, 6]),
+        ("f4, (", [6, 6]),
+        ("float32", [6.0, 6]),
+        ("float32", [-6, -6]),
+        ("float32", [36]),
+        ("float32", [10**80, 10**80]),
+        (["float32"], [6, 6]),
+        ("uint8", [True, 144]),
+    ],
+)
+def test_a_head_that_lies_is_damage(store, dtype, shape):
+    body = np.zeros(144, np.uint8)
+    fields = {"blob": 1, "dtype": dtype, "shape": shape, "crc32": checksum(key(0), body)}
+    path = store.folder / key(0)[:2] / key(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(json.dumps(fields).encode().ljust(255) + b"\n" + body.tobytes())
+    with pytest.raises(BlobError, match=r"is damaged.*\(MM502\)"):
+        store[key(0)]
+    assert key(0) not in store
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
 from support.process import call_mmpack
 from support.samples import full_sample
@@ -240,3 +242,27 @@ def test_two_formats_are_refused_and_out_stays_json(tmp_path):
     assert call_mmpack("parity", *paths, "--format", "xml").returncode == 2
     run("github", paths, 1, "--out", tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text())["first"]["cause"] == "truncated"
+
+
+@pytest.mark.parametrize(
+    "name", ["::error::boo", "##[error]boo", "a" * 110 + " ::add-mask::b " * 9 + "##vso[x]"]
+)
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), *(("--format", f) for f in ("sarif", "junit", "github"))]
+)
+def test_no_sample_id_is_a_command_to_a_runner(tmp_path, name, options):
+    sample = full_sample(name)
+    other = replace(sample, input_ids=sample.input_ids + (np.arange(len(sample)) == 0))
+    for at, one in (("a", sample), ("b", other)):
+        mp.write_trace(tmp_path / f"{at}.jsonl", [one])
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    wanted = 1 if "github" in options else 0  # its own annotation
+    for args in (("parity", *paths, *options), ("inspect", paths[0], "--sample", name)):
+        result = call_mmpack(*args)
+        lines = (result.stdout + result.stderr).splitlines()
+        found = [x for x in lines if x.lstrip().startswith("::") or re.search(r"##\w*\[", x)]
+        assert len(found) == (wanted if args[0] == "parity" else 0), found
+    if options == ("--json",):
+        assert (
+            json.loads(call_mmpack("parity", *paths, *options).stdout)["first"]["sample_id"] == name
+        )

@@ -150,7 +150,9 @@ def test_the_video_is_not_written_over(tmp_path):
         for target in (video, tmp_path / "link.png"):
             result = call_mmpack("frames", video, "--policy", "vllm", option, target)
             assert result.returncode == 2 and result.stderr.count("\n") == 1, result
-            assert "is the video itself" in result.stderr and video.read_bytes() == b"as it was"
+            assert (
+                "which this command reads" in result.stderr and video.read_bytes() == b"as it was"
+            )
 
 
 def test_not_a_video(tmp_path):

@@ -1,5 +1,14 @@
-"""What commands print where there is no terminal."""
+"""What commands print where there is no terminal; and no output overwrites an input."""
 
+import re
+
+import pytest
+from PIL import Image
+from support.process import call_mmpack
+from support.samples import full_sample
+
+import mmpack as mp
+from mmpack.cli.main import build
 from mmpack.cli.output import emit, table
 
 
@@ -14,3 +23,89 @@ def test_a_wide_table_is_one_line_per_row(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")  # who sets it gets it
     emit({}, [wide], as_json=False, out=None)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
+def trace_in(folder):
+    mp.write_trace(folder / "a.jsonl", [full_sample("s0")])
+    return folder / "a.jsonl"
+
+
+@pytest.mark.parametrize("link", ["itself", "symlink", "hard link"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        "validate TRACE --out OUT",
+        "inspect TRACE --out OUT",
+        "inspect TRACE --sample s0 --json --out OUT",
+        "parity TRACE OTHER --out OUT",
+        "parity OTHER TRACE --html OUT",
+        "plan TRACE --max-tokens 99 --save OUT",
+        "plan OTHER --max-tokens 99 --model TRACE --out OUT",
+        "plan OTHER --max-tokens 99 --cost TRACE --out OUT",
+        "convert TRACE new.jsonl --out OUT",
+        "view TRACE -o OUT",
+        "view OTHER --png new.png --plan TRACE --bin 0 --out OUT",
+        "frames TRACE --policy vllm --out OUT",
+        "frames TRACE --policy vllm --sheet OUT.png",
+        "probe tiny:qwen2_5_vl tiny:qwen2_5_vl --trace TRACE --out OUT",
+        "probe file:TRACE tiny:qwen2_5_vl --out OUT",
+        "smoke --data TRACE --out OUT",
+    ],
+)
+def test_no_output_overwrites_an_input(tmp_path, monkeypatch, args, link):
+    monkeypatch.chdir(tmp_path)
+    trace = trace_in(tmp_path)
+    was = trace.read_bytes()
+    (tmp_path / "b.jsonl").write_bytes(was)
+    out = trace
+    if link != "itself":
+        out = tmp_path / ("link.png" if "OUT.png" in args else "link")
+        getattr(out, "symlink_to" if link == "symlink" else "hardlink_to")(trace)
+    words = {"TRACE": "a.jsonl", "OTHER": "b.jsonl", "OUT": out, "OUT.png": out}
+    line = [str(words.get(word, word)).replace("TRACE", "a.jsonl") for word in args.split()]
+    before = sorted(tmp_path.iterdir())
+    result = call_mmpack(*line)
+    assert (result.returncode, result.stdout) == (2, ""), result
+    assert result.stderr.count("\n") == 1 and "which this command reads. Fix: " in result.stderr
+    assert trace.read_bytes() == was and sorted(tmp_path.iterdir()) == before
+
+
+def test_what_a_command_reads_later_is_kept_too(tmp_path, monkeypatch):
+    """Files that are not on the command line: media of a trace, traces of a folder, files of a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    sample = full_sample("s0")
+    sample.media[0].source = "screen.png"
+    mp.write_trace(tmp_path / "a.jsonl", [sample])
+    Image.new("RGB", (8, 8)).save(tmp_path / "screen.png")
+    mp.write_trace(tmp_path / "vllm.jsonl", [sample])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for args in (
+        ("view", "a.jsonl", "--media-root", ".", "--out", "screen.png"),
+        ("plan", "a.jsonl", "--max-tokens", 99, "--model", "model", "--out", "model/config.json"),
+        ("init", "loop", ".", "--out", "train.py"),
+    ):
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        result = call_mmpack(*args)
+        assert (result.returncode, result.stdout) == (2, ""), result
+        assert " this command " in result.stderr and "Fix: write to another" in result.stderr
+        assert all(path.read_bytes() == was for path, was in before.items())
+
+
+def test_convert_may_rewrite_its_trace_and_a_report_may_be_written_again(tmp_path):
+    trace = trace_in(tmp_path)
+    assert call_mmpack("convert", trace, trace, "--schema-version", 2).returncode == 0
+    for _ in range(2):
+        assert call_mmpack("validate", trace, "--out", tmp_path / "report.json").returncode == 0
+    assert call_mmpack("convert", trace, trace, "--out", trace).returncode == 2
+    page = tmp_path / "page"
+    assert call_mmpack("parity", trace, trace, "--out", page, "--html", page).returncode == 2
+
+
+def test_every_file_that_a_command_writes_is_declared():
+    for name, command in build().commands.items():
+        for param in command.params:
+            if re.match(
+                "Write|Record A|The (page|trace) to write|A report to add", param.help or ""
+            ):
+                assert param.callback.__name__ in ("writable", "rewritable"), (name, param.name)

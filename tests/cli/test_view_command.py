@@ -92,7 +92,7 @@ def test_the_trace_is_not_overwritten_and_an_empty_one_is_refused(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(TRACE.read_bytes())
     done = call_mmpack("view", trace, "-o", trace)
-    assert done.returncode == 2 and "is the trace itself" in done.stderr
+    assert done.returncode == 2 and "which this command reads" in done.stderr
     assert trace.read_bytes() == TRACE.read_bytes()
     trace.write_text("")
     done = call_mmpack("view", trace, "-o", tmp_path / "page.html")

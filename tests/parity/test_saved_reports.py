@@ -56,6 +56,8 @@ def test_reports_of_every_planted_cause(cause):
         (("drift", "axes"), [], "is list"),
         (("drift", "tokens"), 1.5, "int is float"),
         (("first",), {}, "Finding has no sample_id"),
+        (("drift", "k3"), 10**400, "too large"),
+        (("drift", "causes"), {"boo": "why"}, "a cause that is unknown"),
     ],
 )
 def test_a_damaged_report_is_one_line(document, path, value, said):
@@ -73,6 +75,11 @@ def test_other_files(tmp_path):
     path = tmp_path / "other.json"
     for text, said in (
         ("{", "is not JSON"),
+        ("[1" + "0" * 400 + "]", "beyond 64 bits"),
+        ("[1" + "0" * 5000 + "]", "beyond 64 bits"),
+        ("[1e400]", "beyond 64 bits"),
+        ("[NaN]", "it holds NaN"),
+        ("[" * 10**6, "nested too deep"),
         ("[]", "holds no parity report"),
         ("{}", "holds no parity report"),
     ):

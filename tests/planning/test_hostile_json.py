@@ -1,6 +1,9 @@
 """A plan, a cost or a config that is no such file ends in one line, also where its brackets never end."""
 
+import copy
+import functools
 import json
+import re
 
 import pytest
 from support.process import call_mmpack
@@ -36,6 +39,81 @@ def test_no_plan_no_cost_no_config(tmp_path, text):
     for option in ("--model", "--cost"):
         result = call_mmpack("plan", trace, "--max-tokens", "99", option, path)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+ODD = (
+    None,
+    True,
+    -1,
+    0.5,
+    -0.5,
+    2**53,
+    2**63,
+    10**400,
+    5e-324,
+    1e308,
+    1e999,
+    "x",
+    [],
+    {},
+    [None],
+    {"a": 1},
+)
+
+
+def places(value, path=()):
+    """The path of every value within parsed JSON."""
+    listed = enumerate(value) if isinstance(value, list) else ()
+    for key, inner in value.items() if isinstance(value, dict) else listed:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def test_a_saved_plan_with_one_odd_value_is_refused_or_drawn(tmp_path):
+    """Each value in turn: a plan that loads is one that can be shown."""
+    samples = [
+        make_sample([("text", [1, 2]), ("response", [3])], sample_id=f"{i}") for i in range(3)
+    ]
+    samples[2].loss_spans[0].stop = 9
+    path, drawn = tmp_path / "plan.json", 0
+    mp.plan(samples, max_tokens=6, ranks=2, share_prefix=True, on_invalid="drop").save(path)
+    whole = json.loads(path.read_text())
+    assert whole["dropped"] and whole["stats"]["rows_shared"]
+    for at in list(places(whole)):
+        for odd in (*ODD, "gone"):
+            document = copy.deepcopy(whole)
+            holder = functools.reduce(lambda found, key: found[key], at[:-1], document)
+            holder[at[-1]] = odd
+            if odd == "gone":
+                del holder[at[-1]]
+            path.write_text(json.dumps(document))
+            try:
+                plan = mp.Plan.load(path)
+            except mp.PlanError as error:
+                assert "\n" not in str(error) and "Fix: " in str(error) and len(str(error)) < 1000
+                continue
+            repr(plan)
+            html = mp.view.html(plan)
+            drawn += 1
+            assert not re.search(r"=\"-?(nan|inf)", html), (at, odd)
+    assert drawn > 100
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-tokens", 10**30),
+        ("--max-tokens", 99, "--max-patches", 10**30),
+        ("--max-tokens", 99, "--max-media-bytes", "9" * 400 + "GB"),
+        ("--max-tokens", 99, "--ranks", 999_999_999),
+    ],
+)
+def test_numbers_that_no_plan_has_are_refused_at_once(tmp_path, options):
+    trace = tmp_path / "t.jsonl"
+    mp.write_trace(trace, [make_sample([("text", [1]), ("response", [2])])])
+    result = call_mmpack("plan", trace, *options)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result
+    assert len(result.stderr) < 300 and "Fix: " in result.stderr
 
 
 def test_a_config_is_read_up_to_a_limit(tmp_path):

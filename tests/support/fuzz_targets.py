@@ -1,13 +1,17 @@
-"""What `fuzz.py` tries: for each reader, damaged files without end, and a call that may refuse one in one line only."""
+"""What `fuzz.py` tries: for each reader, damaged files without end, and a call that may refuse one in one line only.
+
+What was read as a trace, a plan or a report is drawn, too.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from support import trace_fuzz
@@ -25,11 +29,16 @@ class Target(NamedTuple):
 
 
 def damaged(sources: Callable[[], list[bytes]]) -> Callable[[int, Path], Iterator[bytes]]:
+    """Bytes, and of JSON documents values in turn."""
+
     def files(seed: int, folder: Path) -> Iterator[bytes]:
         rng = random.Random(seed)
         whole = sources()
+        documents = [json.loads(data) for data in whole if data[:1] == b"{"]
         while True:
             yield trace_fuzz.mutated_bytes(rng.choice(whole), rng)
+            if documents:
+                yield json.dumps(trace_fuzz.mutated_record(rng.choice(documents), rng)).encode()
 
     return files
 
@@ -43,6 +52,23 @@ def refused(call: Callable[[], object], error: type[MmpackError]) -> bool:
         assert "\n" not in message and "Fix: " in message and len(message) < 2000, message
         return False
     return True
+
+
+def drawn(what: Any, **options: Any) -> bool:
+    """True, after every kind of view of `what`."""
+    from mmpack.view import html, png
+
+    repr(what)
+    refused(lambda: (html(what, **options), png(what, **options)), ArgumentError)
+    return True
+
+
+def read_trace(path: Path) -> bool:
+    from mmpack.schema.trace import read_trace as reader
+
+    if not trace_fuzz.read_all(path):
+        return False
+    return drawn(list(reader(path, max_record_bytes=2**20)))
 
 
 def pictures() -> list[bytes]:
@@ -125,17 +151,45 @@ def read_plan(path: Path) -> bool:
     import mmpack as mp
     from mmpack.planning import CostModel
 
-    whole = [
-        refused(lambda load=load: load(path), PlanError) for load in (mp.Plan.load, CostModel.load)
-    ]
-    return any(whole)
+    if refused(lambda: mp.Plan.load(path), PlanError):
+        return drawn(mp.Plan.load(path))
+    return refused(lambda: CostModel.load(path), PlanError)
+
+
+def reports() -> list[bytes]:
+    from support.drifts import planted, rollouts
+
+    import mmpack as mp
+    from mmpack.parity.drift_traces import trace_drift
+
+    rng = np.random.default_rng(0)
+    left = rollouts(rng, 12)
+    for sample in left:
+        sample.modality_spans = []
+    right = copy.deepcopy(left)
+    for sample, x in zip(right, planted(rng, left, "turns", 30, 1e-4), strict=True):
+        sample.rollout_logprobs = np.minimum(x, 0).astype(np.float32)
+    drift, left_out = trace_drift(left, right)
+    right[3].input_ids[0] += 1
+    document = mp.compare(left, right).to_dict()
+    with_drift = document | {"drift": drift.to_dict() | {"left_out": left_out}}
+    return [json.dumps(found).encode() for found in (document, with_drift)]
+
+
+def read_report(path: Path) -> bool:
+    from mmpack.parity.saved import read_report as read
+
+    if not refused(lambda: read(path), ArgumentError):
+        return False
+    report, drift = read(path)
+    return drawn(report, drift=drift)
 
 
 TARGETS = {
     f"trace{suffix}": Target(
         suffix,
         lambda seed, folder, suffix=suffix: trace_fuzz.files(suffix, seed, folder),
-        trace_fuzz.read_all,
+        read_trace,
     )
     for suffix in (".jsonl", ".jsonl.zst", ".parquet")
 } | {
@@ -143,4 +197,5 @@ TARGETS = {
     "clip": Target(".bin", damaged(clips), read_clip),
     "sound": Target(".bin", damaged(sounds), read_sound),
     "plan": Target(".json", damaged(plans), read_plan),
+    "report": Target(".json", damaged(reports), read_report),
 }

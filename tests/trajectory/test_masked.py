@@ -111,6 +111,8 @@ def test_other_rows_are_refused(row, processor):
         ({"logprobs": [0.0]}, "logprobs has shape"),
         ({"logprobs": [float("nan")] * len(row["mask"])}, "nan"),
         ({"logprobs": "x"}, "logprobs has shape"),
+        ({"logprobs": [10**400] * len(row["mask"])}, "logprobs has shape"),
+        ({"mask": [10**400] * len(row["mask"])}, "expected 0 or 1"),
         ({"prompt": [10**9]}, "the vocabulary has ids"),
     ]
     for change, message in calls:

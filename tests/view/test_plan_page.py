@@ -95,7 +95,7 @@ def test_the_command_draws_a_plan(tmp_path, monkeypatch):
     wrong = call_mmpack("view", "step.json", "--pack")
     assert wrong.returncode == 2 and "--pack is of traces" in wrong.stderr
     wrong = call_mmpack("view", "step.json", "-o", "step.json")
-    assert wrong.returncode == 2 and "itself" in wrong.stderr
+    assert wrong.returncode == 2 and "which this command reads" in wrong.stderr
     (tmp_path / "odd.json").write_text("{}")
     wrong = call_mmpack("view", "odd.json")
     assert wrong.returncode == 2 and "neither a plan nor a parity report" in wrong.stderr

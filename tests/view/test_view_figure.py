@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from PIL import Image
 from support.gui import FOLDER, words
 from support.gui import samples as gui_samples
-from support.samples import make_sample
+from support.samples import full_sample, make_sample
 from support.samples import samples as any_samples
 
 import mmpack as mp
@@ -72,6 +72,13 @@ def test_pixels_of_the_screen_are_in_the_figure():
 def test_any_sample_makes_a_figure(sample):
     data = mp.view.png([sample])
     assert Image.open(io.BytesIO(data)).width == 2880
+
+
+def test_ids_of_any_length_are_drawn():
+    """Pillow takes no line of a million characters."""
+    sample = full_sample("é" * 1_200_000)
+    sample.trajectory_id = sample.group_id = "x" * 1_200_000
+    assert Image.open(io.BytesIO(mp.view.png([sample]))).width == 2880
 
 
 def test_what_the_font_lacks_is_escaped():

@@ -248,6 +248,8 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
     Its own count runs on from sample to sample.
     """
     attached = TEXT.is_attached(core.get_decoder())
+    if attached:
+        _refuse_weights(core, kwargs)
     if attached and kwargs.get("visible_until") is not None and kwargs.get("position_ids") is None:
         raise ModelError(
             "mmpack attention: position_ids is missing, and the model's own count would run across samples. "
@@ -292,6 +294,7 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "mmpack attention: use_cache is on, and packed rows have no KV cache. "
             "Fix: keep use_cache=False, as model_inputs sets it; detach to generate"
         )
+    _refuse_weights(decoder, kwargs)
     made = plans_of_forward(decoder, kwargs, FLEX if are_compiled(list(decoder.layers)) else ())
     more: dict[str, Any] = {} if made is None else {"attention_plan": made}
     if (
@@ -301,6 +304,15 @@ def _refuse_cache(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # such a decoder cuts rows, and masks with them, by any whole number
         more["logits_to_keep"] = slice(None)
     return (args, kwargs | more) if more else None
+
+
+def _refuse_weights(module: Any, kwargs: dict[str, Any]) -> None:
+    """Raise ModelError where attention weights are asked for, by the call or by the module's config."""
+    if kwargs.get("output_attentions", getattr(module.config, "output_attentions", False)):
+        raise ModelError(
+            "mmpack attention: output_attentions is on, and packed rows have no attention weights. "
+            "Fix: leave it out; detach and set the attention to eager for the weights of one sample"
+        )
 
 
 def _check_segments(decoder: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -113,9 +113,8 @@ def probe_side(
         size = 1 if layout == "alone" else samples_per_batch or len(samples)
         with _ready(own, layout, attached), _float32(own), torch.no_grad():
             for start in range(0, len(samples), size):
-                members = list(range(start, min(start + size, len(samples))))
-                batch = _batch([samples[i] for i in members], layout, own)
-                _run_batch(own, batch, members, samples, recorder, temperature, kept_ids)
+                some = samples[start : start + size]
+                _run_batch(own, _batch(some, layout, own), some, recorder, temperature, kept_ids)
 
     return Side(name or " ".join(words), run, about)
 
@@ -188,15 +187,14 @@ def _batch(samples: Sequence[Sample], layout: str, model: Any) -> Batch:
 def _run_batch(
     model: Any,
     batch: Batch,
-    members: list[int],
     samples: Sequence[Sample],
     recorder: Recorder,
     temperature: float,
     kept_ids: bool,
 ) -> None:
     whole = unwrap(model, "probe_side")
-    own = [samples[i] for i in members]
-    rows = BatchRows(batch, members, own, recorder.places, whole)
+    members = recorder.places.numbers_of(samples)
+    rows = BatchRows(batch, members, samples, recorder.places, whole)
     recorder.begin()
     if batch.routed_experts is not None:
         take_routes(whole)  # its hooks before those of the recorder, which sees what was replayed

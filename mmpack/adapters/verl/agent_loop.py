@@ -150,7 +150,7 @@ def _turns(mask: Any) -> int:
     try:
         given = np.asarray(mask)
         return len(true_runs(given.astype(bool))) if given.ndim == 1 else 0
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return 0
 
 
@@ -162,7 +162,7 @@ def _teachers(row: dict[str, Any], extra: Mapping[str, Any], where: str) -> Any:
     start, count = len(row["prompt_ids"]), len(row["response_ids"])
     try:
         ids, values = np.asarray(ids), np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         ids = values = np.zeros(0)
     if ids.ndim != 2 or ids.shape != values.shape or len(ids) != start + count:
         raise ArgumentError(

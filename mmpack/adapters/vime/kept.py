@@ -79,7 +79,7 @@ def whole_numbers(name: str, where: str, given: Any) -> np.ndarray:
     """Their tensor or list as int64 [n]. Raises: ArgumentError for what is none."""
     try:
         values = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         values = np.zeros((0, 0), object)
     if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
         raise ArgumentError(

@@ -145,7 +145,7 @@ def _routes_array(where: str, given: Mapping[str, Any]) -> np.ndarray | None:
         array = (
             value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         )
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         array = np.zeros(0, object)
     if array.ndim != 3 or array.dtype.kind not in "iu":
         raise ArgumentError(

@@ -210,7 +210,7 @@ def _scores(where: str, reward: Any) -> list[Score]:
         ]
     try:
         return [Score("reward", float(reward))]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(
             f"{where}: its reward is {reward!r}. Fix: pass a number, or numbers by name"
         ) from None

@@ -59,7 +59,7 @@ def engine_side(engine: VllmEngine, name: str = "vllm") -> Side:
     vision_config = getattr(config.hf_config, "vision_config", None)
 
     def run(samples: Sequence[Sample], recorder: Recorder) -> None:
-        for number, sample in enumerate(samples):
+        for number, sample in zip(recorder.places.numbers_of(samples), samples, strict=True):
             engine.llm.llm_engine.reset_encoder_cache()
             engine.reset_prefix_cache()
             recorder.begin()

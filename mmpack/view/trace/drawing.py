@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SCALE = 2  # pixels per unit
 STEP = 800  # units by which the sheet grows
 TALLEST = 16_000  # units
+LETTERS = 1000  # of a line, which is wider than any sheet
 PLAIN = {"×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
 DASH = (6.0, 4.0)
 
@@ -60,7 +61,7 @@ class Sheet:
     def wrapped(self, text: str, size: int, width: float, most: int) -> list[str]:
         """Lines no wider than `width`, cut at words where it can be; "…" after so many lines."""
         lines: list[str] = []
-        for part in written(text).splitlines() or [""]:
+        for part in written(text, LETTERS * most).splitlines() or [""]:
             rest = part
             while rest:
                 if len(lines) == most:
@@ -124,7 +125,7 @@ class Sheet:
 
     def _fitting(self, text: str, size: int, width: float) -> int:
         """How many characters fit, at least one."""
-        low, high = 1, min(len(text), 400)
+        low, high = 1, min(len(text), LETTERS)
         while low < high:
             middle = (low + high + 1) // 2
             if self.width(text[:middle], size) <= width:
@@ -147,9 +148,9 @@ class Sheet:
         self._whole, self._pen = taller, self._draw.Draw(taller)
 
 
-def written(text: str) -> str:
-    """What the font can draw."""
-    return "".join(_letter(c) for c in text)
+def written(text: str, most: int = LETTERS) -> str:
+    """What the font can draw of the first `most` characters, and of one more, so that the cut shows."""
+    return "".join(_letter(c) for c in text[: most + 1])
 
 
 @cache
