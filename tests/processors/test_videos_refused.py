@@ -188,6 +188,7 @@ def test_name_and_metadata_of_a_recorded_video_stay(make, files):
         ({"size": (0, 0)}, "FramePlan: size of"),
         ({"decoded_size": (0, 0)}, "FramePlan: decoded_size of"),
         ({"frame_timestamps": (0.0,)}, "frame_timestamps of"),
+        ({"fps": 1000.0}, "frame_timestamps of"),
         ({"frame_timestamps": 5}, "frame_timestamps of"),
         ({"frame_indices": np.zeros(0, np.int64), "frame_timestamps": ()}, "frame_indices of"),
         ({"total_frames": 0}, "total_frames of"),
