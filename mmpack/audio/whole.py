@@ -37,7 +37,7 @@ def what_is_missing(data: bytes, format: str, claimed: int, read: int) -> str | 
     return (
         None
         if claimed in (0, read)
-        else f"was cut: {read} of the {claimed} samples that its header counts can be read"
+        else f"was cut: {read} of the {claimed} samples in its header can be read"
     )
 
 
@@ -107,8 +107,8 @@ def _mp3_lacks(data: bytes, read: int) -> str | None:
             return f"was cut: it has {frames} of the {counted} frames that its header counts"
     if read + spare < frames * first.samples:
         return (
-            f"can't be read whole: its frames hold {frames * first.samples} samples, {read} are read, because no "
-            "header counts its frames, or counts them wrong"
+            f"can't be read whole: its frames hold {frames * first.samples} samples, {read} are read, "
+            "because no header counts its frames, or counts them wrong"
         )
     return None
 

@@ -16,6 +16,7 @@ from mmpack.blobs.mapping import mapped
 from mmpack.errors import ArgumentError, BlobError, require
 
 HEAD_BYTES = 256
+VERSION = 2  # of what the values are; 1 had the channels of Gemma 4's patches first
 KEY = re.compile(r"[0-9a-f]{64}")
 DTYPES = ("uint8", "float32", "float16", "bfloat16", "float64")
 
@@ -49,7 +50,7 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
 
 def head_of(key: str, name: str, shape: tuple[int, ...], body: np.ndarray) -> bytes:
     """HEAD_BYTES. The checksum is over the key, too: a file under another name is a damaged one."""
-    fields = {"blob": 1, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
+    fields = {"blob": VERSION, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
     return json.dumps(fields).encode().ljust(HEAD_BYTES - 1) + b"\n"
 
 
@@ -93,7 +94,11 @@ def _fields(head: bytes, size: int) -> tuple[str, tuple[int, ...], int] | None:
         fields = json.loads(head)
         name, shape, checksum = fields["dtype"], tuple(fields["shape"]), fields["crc32"]
         width = 2 if name == "bfloat16" else np.dtype(name).itemsize
-        right = name in DTYPES and size == HEAD_BYTES + math.prod(shape) * width
+        right = (
+            fields["blob"] == VERSION
+            and name in DTYPES
+            and size == HEAD_BYTES + math.prod(shape) * width
+        )
     except (ValueError, KeyError, TypeError):
         return None
     return (name, shape, checksum) if right else None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.parity.across import Seen
 from mmpack.parity.causes import (
     Decode,
     Hit,
@@ -50,6 +51,8 @@ _REQUIRABLE = (
 _WHOLE = ("processor.", "sampling.")  # required as a whole: no part may be missing
 _ORDER = {name: rank for rank, name in enumerate((*FIELDS, *REPLAYED, *RECORDS))}
 _ENDINGS = ("truncated", "truncated_medium", "stop_token")  # what makes another finish_reason
+# findings of fields that a sample has whatever its id is
+_OF_SETTINGS = ("family", "processor", "processor_fingerprint", "sampling", "coordinate_system")
 _DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # entries of `not_compared`; beyond that, parts of a field count as the whole field
 
@@ -68,7 +71,7 @@ def compare(
         require: fields that must have been compared in every sample for the report to be ok
             (`media.content_hash` names a part of one).
         decode: ids -> text, to distinguish a response that was encoded again from another response; without it
-            `metadata.response_text_sha256` of both sides is used.
+            `metadata.response_text_sha256` of both sides is used, where it is of the ids that the side has.
         max_findings: how many findings the report keeps, and how many samples without a partner; all are counted.
 
     Returns: a ParityReport.
@@ -106,7 +109,7 @@ def compare(
             if isinstance(item, Alike):
                 tally.alike(item)
             elif isinstance(item, Missing):
-                tally.unpaired(item)
+                tally.unpaired(item, in_memory)
             else:
                 tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
             done(item.count if isinstance(item, Alike) else 1)
@@ -261,6 +264,9 @@ class _Tally:
         self.causes: Counter[str] = Counter()
         self.lacking: Counter[tuple[str, str]] = Counter()
         self.missing = {"rollout": 0, "train": 0}
+        self.seen = Seen()
+        # of each sample of `seen`: number of findings, their causes, and those that settings show
+        self.alone: dict[str, tuple[int, tuple[str, ...], tuple[Finding, ...]]] = {}
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
@@ -290,6 +296,7 @@ class _Tally:
         findings = findings_of(left, right, decode)
         if findings:
             self._count(ordinal, findings)
+            self._see(left.sample_id, findings, left, right)
             if len(self.unlike) < _DRAWN:
                 self.unlike.append((left, right))
         elif len(self.scored) < _DRAWN and left.rollout_logprobs is not None:
@@ -299,7 +306,7 @@ class _Tally:
         self.causes.update({finding.cause for finding in findings})
         self._keep(self.findings, ordinal, findings)
 
-    def unpaired(self, item: Missing) -> None:
+    def unpaired(self, item: Missing, in_memory: bool) -> None:
         self.missing[item.side] += 1
         there = {"rollout": ("no such sample", "a sample"), "train": ("a sample", "no such sample")}
         finding = Finding(
@@ -315,6 +322,45 @@ class _Tally:
         )
         self.causes[UNKNOWN] += 1
         self._keep(self.unmatched, item.ordinal, [finding])
+        sample = item.sample
+        if in_memory and sample is not None:
+            sample, _, malformed = structured_pair(sample, sample)
+            sample = None if malformed else sample
+        sides = (None, sample) if item.side == "rollout" else (sample, None)
+        self._see(item.sample_id, [finding], *sides)
+
+    def _see(
+        self, sample_id: str, findings: list[Finding], left: Sample | None, right: Sample | None
+    ) -> None:
+        if self.seen.add(sample_id, left, right):
+            of_settings = tuple(f for f in findings if f.field in _OF_SETTINGS)
+            causes = tuple({f.cause for f in findings})
+            self.alone[sample_id] = len(findings), causes, of_settings
+
+    def _across(self) -> None:
+        """Put what several samples show in place of what was found in each of them alone."""
+        instead: dict[str, list[Finding]] = {}
+        for sample_id, across in self.seen.found().items():
+            count, causes, of_settings = self.alone[sample_id]
+            shown = (across.left, across.right, across.cause, across.evidence)
+            instead[sample_id] = [
+                Finding(sample_id, "sample_id", None, None, *shown),
+                *of_settings,
+            ]
+            self.total += len(instead[sample_id]) - count
+            self.causes.subtract(causes)
+            self.causes.update({f.cause for f in instead[sample_id]})
+        self.causes = +self.causes
+        for kept in (self.findings, self.unmatched):
+            before = {f.sample_id: ordinal for ordinal, f in reversed(kept)}
+            kept[:] = [(n, f) for n, f in kept if f.sample_id not in instead] + [
+                (before[sample_id], f)
+                for sample_id, found in instead.items()
+                for f in found
+                if sample_id in before
+            ]
+        if self.first and self.first[1].sample_id in instead:
+            self.first = self.first[0], instead[self.first[1].sample_id][0]
 
     def _keep(self, kept: list[tuple[int, Finding]], ordinal: int, found: list[Finding]) -> None:
         self.total += len(found)
@@ -323,6 +369,7 @@ class _Tally:
             self.first = (ordinal, found[0])
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
+        self._across()
         lacks = self._not_compared(require)
         lacking = {
             name for name, who in self.lacking if who not in ("no_effect", "note", "rendered")

@@ -19,7 +19,7 @@ from mmpack.processors.cache import MediaCache, Processed
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
 
-PEAK = 16.0  # floats beyond it are whole numbers that were not scaled
+_LOUDEST = 32.0  # samples are about -1 to 1; a resampler or a codec may go a little beyond
 # what decides the features, of an extractor like Whisper's
 _SETTINGS = (
     "feature_size",
@@ -91,12 +91,6 @@ def audio_medium(
     audio = family.audio
     assert audio is not None
     samples, known = _samples_of(item, audio.sampling_rate, root, where)
-    peak = float(np.abs(samples).max())
-    if peak > PEAK:
-        raise ArgumentError(
-            f"{where}: samples reach {peak:g}, a sound lies within -1 and 1. Fix: divide samples of whole numbers by "
-            "their range (32768 for 16 bits), or pass the file"
-        )
     content = audio_hash(samples, audio.sampling_rate)
     # the frames follow from content and settings
     seen = cache_key(content, (0, 0, 0), settings)
@@ -117,13 +111,6 @@ def audio_medium(
         **known,
     )
     medium.pixel_values = done.pixel_values
-    frames, hop = done.grid_thw[0], audio.hop_length
-    if frames < len(samples) // hop:
-        seconds = [round(n / audio.sampling_rate, 3) for n in (frames * hop, len(samples))]
-        raise ArgumentError(
-            f"{where}: the feature extractor keeps {seconds[0]:g} of {seconds[1]:g} s (its chunk_length). "
-            "Fix: pass the sound in pieces that are no longer, or an extractor with a longer chunk_length"
-        )
     if not medium.num_tokens:
         raise ArgumentError(
             f"{where}: {len(samples)} samples make {done.grid_thw[0]} feature frames, too few for one token. "
@@ -133,6 +120,14 @@ def audio_medium(
 
 
 def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) -> Processed:
+    most = getattr(extractor, "n_samples", None)
+    if dict(audio.options).get("truncation", True) and most is not None and len(samples) > most:
+        seconds, heard = (n / audio.sampling_rate for n in (len(samples), most))
+        raise ArgumentError(
+            f"{where}: the audio has {seconds:g} s, and the feature extractor would drop all after {heard:g} s. "
+            "Fix: pass at most that much, to engine and trainer alike, "
+            "or give both an extractor with a larger chunk_length"
+        )
     try:
         out = extractor(
             samples,
@@ -161,7 +156,7 @@ def _samples_of(
             item, known["source"] = path_below(item, root, where)
         data = item if isinstance(item, (bytes, bytearray)) else item.read_bytes()
         known["file_hash"] = hashlib.sha256(data).hexdigest()
-        return decode(data, rate)[0], known
+        return _checked(decode(data, rate)[0], where), known
     if isinstance(item, dict):
         item = (item.get("array"), item.get("sampling_rate"))
     if not (isinstance(item, tuple) and len(item) == 2):
@@ -181,7 +176,17 @@ def _samples_of(
             f"{where}: the samples have dtype {samples.dtype} and shape {list(samples.shape)}, expected floats "
             "[n] in one channel. Fix: pass mp.audio.decode(file)"
         )
-    samples = np.ascontiguousarray(samples, np.float32)
-    if not np.isfinite(samples).all():
+    return _checked(np.ascontiguousarray(samples, np.float32), where), {}
+
+
+def _checked(samples: np.ndarray, where: str) -> np.ndarray:
+    """`samples`, if they are finite and of the usual range. Raises: ArgumentError."""
+    loudest = float(np.abs(samples).max(initial=0))
+    if not np.isfinite(loudest):
         raise ArgumentError(f"{where}: some samples are not finite. Fix: decode the file again")
-    return samples, {}
+    if loudest > _LOUDEST:
+        raise ArgumentError(
+            f"{where}: the samples reach {loudest:g}, expected -1 to 1. "
+            "Fix: divide floats that were made of whole numbers by their range, 32768 for 16 bits"
+        )
+    return samples

@@ -21,7 +21,7 @@ from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash, embedding_settings, fingerprint
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.frame_processor import resized_by_utils
-from mmpack.processors.images import path_below
+from mmpack.processors.images import path_below, to_rgb
 from mmpack.processors.pixels import AS_BYTES, as_bytes, patches_of_lines
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
@@ -324,7 +324,7 @@ def _patches(out: Any, family: Family) -> tuple[tuple[int, ...], np.ndarray]:
 def _as_frames(video: Any, where: str) -> np.ndarray:
     """uint8 [n, h, w, 3] of an array, a tensor or a list of pictures. Raises: ArgumentError."""
     if isinstance(video, (list, tuple)):
-        pictures = [np.asarray(p.convert("RGB") if hasattr(p, "convert") else p) for p in video]
+        pictures = [to_rgb(p, where) if hasattr(p, "convert") else np.asarray(p) for p in video]
         shapes = {p.shape for p in pictures}
         frames = np.stack(pictures) if len(shapes) == 1 else np.zeros(0)
     else:

@@ -7,12 +7,14 @@ import re
 import struct
 import wave
 
+import av
 import numpy as np
 import pytest
 import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
+from mmpack.audio.whole import ogg_ends
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
@@ -89,6 +91,7 @@ HOSTILE = {
     "flac": b"fLaC" + b"\xff" * 99,
     "ogg": b"OggS" + b"\0" * 99,
     "mp3": b"ID3" + b"\xff" * 99,
+    "a video": b"\0\0\0\x18ftypisom" + bytes(99),
 }
 
 
@@ -186,6 +189,42 @@ def test_ogg_ends_with_its_flag(page):
     check_header(io.BytesIO(whole), len(whole), 10, "here")
     with pytest.raises(VideoError, match="here: a stream's last page has no end-of-stream flag"):
         check_header(io.BytesIO(cut), len(cut), 10, "here")
+
+
+def test_the_end_of_each_stream_of_an_ogg():
+    """FLAC, and VP8 that ends first."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="ogg", options={"page_duration": "200000"}) as out:
+        sound, video = out.add_stream("flac", rate=16_000, layout="mono"), out.add_stream("libvpx")
+        video.width = video.height = 32
+        for at in range(0, 64_000, 4_000):
+            samples = np.full((1, 4_000), at % 999, np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, "s16", "mono")
+            frame.sample_rate, frame.pts = 16_000, at
+            out.mux(sound.encode(frame))
+            if at < 8_000:
+                picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")
+                out.mux(video.encode(picture))
+        out.mux(video.encode())
+        out.mux(sound.encode())
+    whole = file.getvalue()
+    assert ogg_ends(io.BytesIO(whole)) and ogg_ends(io.BytesIO(whole + b"\0" * 99))
+    cuts = np.random.default_rng(0).integers(0, len(whole) - 1, 99).tolist()
+    assert not any(ogg_ends(io.BytesIO(whole[:at])) for at in [*cuts, len(whole) - 1])
+
+
+def test_a_flac_that_was_streamed():
+    whole = bytearray(UNCUT["FLAC"])
+    whole[21] &= 0xF0  # STREAMINFO's number of samples, 36 bits
+    whole[22:26] = bytes(4)
+    assert np.array_equal(decode(bytes(whole))[0], decode(UNCUT["FLAC"])[0])
+    with pytest.raises(mp.AudioError, match="can't be read"):
+        decode(bytes(whole[: len(whole) // 2]))
+
+
+def test_formats_that_are_not_checked_are_not_read():
+    with pytest.raises(mp.AudioError, match="is AU, which is not read"):
+        decode(written("AU", NOISE))
 
 
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])

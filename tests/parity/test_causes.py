@@ -321,12 +321,12 @@ def test_pictures_in_another_order():
         medium.mode, medium.file_hash = "RGBA", medium.content_hash
     swapped = other(left)
     swapped.media.reverse()
-    assert causes(left, swapped) == ["unknown"]
-    assert "other order: train media[1] has" in finding(left, swapped, "media").evidence
+    assert causes(left, swapped) == ["media_order"]
+    shown = "train has the content of rollout's media[1] in place of media[0]"
+    assert finding(left, swapped, "media").evidence == shown
     late = stranger(left, 1)
     late.media[0] = copy.deepcopy(left.media[1])
-    assert causes(left, late) == ["unknown"]
-    assert "other order: rollout media[1] has" in finding(left, late, "media").evidence
+    assert causes(left, late) == ["media_order"]
 
 
 def test_cache_key():
@@ -429,6 +429,64 @@ def test_video_budget():
     right = clip(grid=(3, 8, 6))
     right.processor = settings(video={"max_pixels": 2 * 602112})
     assert "max_pixels" in causes(clip(), right)
+
+
+def test_frames_resized_before_the_processor():
+    def handed_frames(size, grid=(3, 4, 4), **fields):
+        return clip(grid, size=size, content_hash="0" * 64, cache_key="1" * 64, **fields)
+
+    left = clip(grid=(3, 8, 6))
+    for grid in ((3, 4, 4), (3, 8, 6)):
+        assert causes(left, handed_frames((320, 240), grid)) == ["resize_twice"]
+    cut = handed_frames((480, 480))  # to a square, or the middle of it
+    assert causes(left, cut) == ["unknown"]
+    assert "possible: resize_twice" in finding(left, cut, "media").evidence
+    unknown = clip()
+    unknown.media[0].size = None
+    assert causes(left, unknown) == ["unknown"]
+    assert "possible: video_budget, resize_twice" in finding(left, unknown, "media").evidence
+    limited = handed_frames((320, 240))
+    limited.processor = settings(video={"max_pixels": 2 * 602112})
+    assert causes(left, limited) == ["max_pixels", "unknown"]
+    for sample, policy in ((left, "qwen_vl_utils"), (limited, "qwen_vl_utils")):
+        sample.processor["video"]["sampling"] = {"policy": policy}
+        sample.media[0].decoded_size = (1280, 960)  # the loader resized both, by their limits
+    assert causes(left, limited) == ["max_pixels"]
+
+
+@pytest.mark.parametrize("fps", [29.97, 30000 / 1001])
+def test_two_rates_of_one_file(fps):
+    assert causes(clip(fps=fps), clip(fps=30.0)) == ["video_metadata"]
+    assert compare([clip(fps=30000 / 1001)], [clip(fps=29.97)]).ok
+    left, right = clip(fps=fps), clip(fps=30.0)
+    right.media[0].file_hash = None
+    assert causes(left, right) == ["unknown"]
+
+
+@pytest.mark.parametrize("seconds", [1.5, 0.4, 2.4, 4.0])
+def test_half_of_the_seconds(seconds):
+    left = clip((4, 8, 8), second_per_grid_ts=seconds)
+    for passed in (seconds / 2, seconds * 2):
+        right = finish(other(left), second_per_grid_ts=[passed])
+        assert causes(left, right) == ["second_per_grid_ts"]
+        assert f"train {passed * 2:g}" in compare([left], [right]).first.evidence
+
+
+@pytest.mark.parametrize("kind", ["video", "medium"])
+@pytest.mark.parametrize("more", [1, -1])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_position_more_behind_each(kind, more, behind):
+    left = clip((4, 8, 8))
+    right = other(left)
+    right.position_ids = left.position_ids.copy()
+    for span in left.modality_spans:
+        if kind in (span.modality, "medium"):
+            right.position_ids[:, span.stop + behind :] += more
+    assert causes(left, right) == ["position_rule"]
+    evidence = compare([left], [right]).first.evidence
+    assert evidence.endswith(f"train follows `grid` with {more:+d} behind each {kind}")
+    right.position_ids[:, -1] += 1  # no rule counts so
+    assert causes(left, right) == ["unknown"]
 
 
 def test_fps_missing():
@@ -576,6 +634,7 @@ def test_padding_in_ids_beside_other_causes():
     cut = episode(system=(START, 8, 11, 12), second=(710, 711))
     cut.finish_reason = left.finish_reason = "length"
     assert set(causes(left, around(cut, (PAD,) * 4, (PAD,) * 4))) == {"padding_in_ids", "truncated"}
+    left.finish_reason = "stop"
     stopless = episode(system=(START, 8, 11, 12), second=(710, 711, 712))
     assert set(causes(left, around(stopless, (), (PAD,) * 4))) == {"padding_in_ids", "stop_token"}
     scored = around(left, (), (PAD,) * 4)
@@ -915,11 +974,23 @@ def test_loss_mask_shift():
         assert compare([left], [moved]).first.cause == "loss_mask_shift"
 
 
-def test_a_turn_missing_from_the_loss_is_unknown():
+def test_a_turn_missing_from_the_loss():
     left = episode()
-    right = other(left, loss_spans=left.loss_spans[1:])
+    for k, kept in enumerate((left.loss_spans[1:], left.loss_spans[:1])):
+        right = other(left, loss_spans=kept)
+        assert causes(left, right) == ["turn_without_loss"]
+        evidence = f"response {k + 1} of rollout has no loss in train"
+        assert compare([left], [right]).first.evidence == evidence
+
+
+def test_a_hole_within_a_response_is_no_shift():
+    left = episode(response=(700, 703, 704, 705, END))
+    first, second = left.loss_spans
+    ends = ((first.start, first.start + 2), (first.start + 3, first.stop))
+    right = other(left, loss_spans=[*(mp.LossSpan(a, b, turn=0) for a, b in ends), second])
     assert causes(left, right) == ["unknown"]
-    assert "possible: loss_mask_shift" in compare([left], [right]).first.evidence
+    evidence = compare([left], [right]).first.evidence
+    assert evidence.startswith("train's loss leaves out 1 token within a response; possible: ")
 
 
 def test_loss_spans_cut_otherwise_are_equal():

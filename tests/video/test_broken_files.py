@@ -11,7 +11,7 @@ import time
 import av
 import numpy as np
 import pytest
-from support.marked_clips import CODECS, clip, earlier, numbers_of, sound_only
+from support.marked_clips import CODECS, clip, earlier, numbers_of, picture, sound_only
 
 from mmpack.errors import VideoError
 from mmpack.video import Limits, decode, probe
@@ -45,13 +45,57 @@ def test_sound_only():
     refused(sound_only(), "holds no video stream, only: audio")
 
 
-@pytest.mark.parametrize("container", ["mp4", "matroska", "avi"])
+def written(container, codec, **options):
+    """60 frames of a codec that `clip` doesn't write."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container, options=options) as out:
+        stream = out.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 128, 96, "yuv420p"
+        for number in range(60):
+            frame = av.VideoFrame.from_ndarray(picture(number, (128, 96)), format="rgb24")
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    return file.getvalue()
+
+
+CUTS = {
+    "mp4": lambda: clip(60, options={"movflags": "faststart"}),
+    "matroska": lambda: clip(60, container="matroska"),
+    "avi": lambda: clip(60, container="avi"),
+    "ogg": lambda: written("ogg", "libvpx", page_duration="200000"),
+    "asf": lambda: written("asf", "wmv2"),
+    "mpegts": lambda: clip(60, container="mpegts"),
+    "flv": lambda: clip(60, container="flv"),
+}
+
+
+@pytest.mark.parametrize("container", CUTS)
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
 def test_cut(container, share):
-    data = clip(
-        container=container, options={"movflags": "faststart"} if container == "mp4" else None
-    )
-    refused(data[: int(len(data) * share)], "cut|can't be read")
+    whole = CUTS[container]()
+    assert probe(whole).total_frames == 60
+    refused(whole[: int(len(whole) * share)], "cut|can't be read")
+
+
+def test_an_asf_that_was_streamed():
+    """Its data has the length of a header."""
+    whole = bytearray(CUTS["asf"]())
+    header = int.from_bytes(whole[16:24], "little")
+    whole[header + 16 : header + 24] = (50).to_bytes(8, "little")
+    assert probe(bytes(whole)).total_frames == 60
+
+
+@pytest.mark.parametrize(
+    "data", [b"FLV", b"OggS", b"\x30\x26\xb2\x75" * 8, b"FLV" + b"\xff" * 99, b"G" * 377]
+)
+def test_headers_alone(data):
+    refused(data, "cut|can't be read")
+
+
+def test_a_cut_between_two_packets_of_mpegts_can_not_be_known():
+    whole = clip(60, container="mpegts")
+    half = whole[: len(whole) // 2 // 188 * 188]
+    assert probe(half).total_frames < probe(whole).total_frames == 60
 
 
 def test_cut_with_its_index_in_front():

@@ -20,6 +20,7 @@ from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
 from mmpack.parity.causes.settings import limits_fix, setting_hits
 from mmpack.parity.causes.text import text_hits
+from mmpack.parity.causes.turns import turns_in_order
 
 __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structured_pair"]
 
@@ -38,11 +39,14 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
 
 
 def _of_ids(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:
-    cut = truncation(pair)
-    if cut is None:
-        return _hits(pair, decode, recounted)
-    rest = _hits(common_part(pair, cut), decode, recounted or cut.at_left)
-    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest]
+    if cut := truncation(pair):
+        rest = _hits(common_part(pair, cut), decode, recounted or cut.at_left)
+        return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest]
+    if found := turns_in_order(pair):
+        hits, ordered = found
+        rest = _of_ids(ordered, decode, recounted)
+        return hits + rest + position_hits(pair, rest)
+    return _hits(pair, decode, recounted)
 
 
 def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:

@@ -12,10 +12,20 @@ from mmpack.parity.values import same_value
 AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
-    *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
+    *(
+        "height",
+        "width",
+        "max_height",
+        "max_width",
+        "crop_to_patches",
+        "min_patches",
+        "max_patches",
+    ),  # of tiles
     *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
     "pan_and_scan_min_ratio_to_activate",
 )
+# of pictures that are cut into views, each a medium
+VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
 SAMPLING = "video.sampling."
 # of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
@@ -124,6 +134,15 @@ def pixel_settings(pair: Pair, modality: str) -> str | None:
     return _evidence(list(unlike), unlike)
 
 
+def view_settings(pair: Pair) -> str:
+    """The settings of a picture's views that differ, as text; empty where none does."""
+    parts = [side.setting("image") for side in pair.sides]
+    if not all(isinstance(part, dict) for part in parts):
+        return ""
+    unlike, _ = compare_settings(*({"image": part} for part in parts))
+    return _evidence([path for path in unlike if path.partition(".")[2] in VIEWS], unlike)
+
+
 def _pixel_limits(part: Any) -> dict[str, Any]:
     """Those of `processor["image"]` or `processor["video"]`, of its sampling policy as well."""
     if not isinstance(part, dict):
@@ -149,6 +168,8 @@ def _cause(path: str) -> str:
         return audio_cause(rest)
     if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
         return "max_pixels"
+    if part == "image" and rest in VIEWS:
+        return "view_settings"
     if path.startswith(SAMPLING):
         return _of_sampling(rest.split(".")[1])
     if part == "family" or _of_patches(path):

@@ -87,7 +87,7 @@ def _by_turn(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
         seen = f"text and loss spans differ: {len(turns[0])} against {len(turns[1])} loss spans; "
         causes = possible(
             *("chat_template", "retokenized_response", "rewritten_response"),
-            *("stop_token", "truncated", "loss_mask_shift"),
+            *("stop_token", "truncated", "loss_mask_shift", "turn_without_loss"),
         )
         return [text_hit(pair, UNKNOWN, left, right, seen + causes)]
     prompts: list[Hit] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
-from mmpack.video.files.header import MP4_STARTS, check_header, ts_packet
+from mmpack.video.files.header import ASF, MP4_STARTS, check_header, ts_packet
 from mmpack.video.limits import Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -23,7 +23,7 @@ FORMATS = (
     "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "flv", "mpegts", "ogg", "asf", "ivf"
 )  # fmt: skip
 SUPPORTED = "MP4, QuickTime, Matroska, WebM, AVI, FLV, MPEG-TS, Ogg, ASF or IVF"
-_STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"DKIF")
+_STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", ASF, b"DKIF")
 MAX_STREAMS = 64
 UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones and reports nothing
 # With more threads damaged ones give other pictures; HEVC does so at each call.

@@ -1,8 +1,8 @@
 """What the outermost structure of a file claims, read before a demuxer trusts it.
 
 FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
-can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. MPEG-TS
-has neither a length nor an end, so there a cut between two of its packets can't be known.
+can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. Nothing
+in MPEG-TS, FLV and IVF marks the end, so a cut between two of their packets can't be known.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ AUDIO_FRAMES = 160  # fewest samples of uncompressed audio that FFmpeg puts into
 AUDIO_PACKETS = 16  # per frame that is allowed
 
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+ASF = b"\x30\x26\xb2\x75"
 SYNC = 0x47  # begins each packet of MPEG-TS
 TS_PACKETS = (
     (0, 188),
@@ -38,7 +39,7 @@ TS_PACKETS = (
 
 
 def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
-    """Check a file of `size` bytes: MP4, Matroska, AVI, Ogg and MPEG-TS.
+    """Check a file of `size` bytes: MP4, Matroska, AVI, ASF, Ogg, MPEG-TS and FLV.
 
     Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box, page or packet.
     """
@@ -50,13 +51,17 @@ def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None
         _check_matroska(file, size, where)
     elif head[:4] == b"RIFF":
         _check_end(8 + int.from_bytes(head[4:8], "little"), size, where)
+    elif head[:4] == ASF:
+        header = int.from_bytes(head[16:24], "little")
+        _check_end(header + 24, size, where)  # where its data's own length stands
+        file.seek(header + 16)
+        _check_end(header + int.from_bytes(file.read(8), "little"), size, where)
     elif head[:4] == b"OggS" and not ogg_ends(file):
-        raise VideoError(
-            f"{where}: a stream's last page has no end-of-stream flag. Fix: pass the whole file; this one was cut "
-            "(if it was not, write it anew with ffmpeg -i IN -c copy OUT)"
-        )
+        raise _cut(where, "a stream's last page has no end-of-stream flag")
+    elif head[:3] == b"FLV" and not _ends_with_tag(file, size):
+        raise _cut(where, "it ends within a tag")
     elif (packet := ts_packet(head)) and size % packet:
-        _check_end(size - size % packet + packet, size, where)
+        raise _cut(where, f"it ends within a packet of {packet} bytes")
 
 
 def ts_packet(head: bytes) -> int:
@@ -64,6 +69,14 @@ def ts_packet(head: bytes) -> int:
     return next(
         (n for at, n in TS_PACKETS if len(head) > at + n and head[at] == head[at + n] == SYNC), 0
     )
+
+
+def _ends_with_tag(file: BinaryIO, size: int) -> bool:
+    """Do the last four bytes of an FLV count the bytes of the tag before them?"""
+    file.seek(max(0, size - 4))
+    counted = int.from_bytes(file.read(4))
+    file.seek(max(0, size - 4 - counted) + 1)
+    return counted == 11 + int.from_bytes(file.read(3))
 
 
 class _Box(NamedTuple):
@@ -185,6 +198,11 @@ def _check_count(count: int, limit: int, where: str) -> None:
 
 def _check_end(end: int, size: int, where: str) -> None:
     if end > size:
-        raise VideoError(
-            f"{where}: the file has {size} of {end} bytes. Fix: pass the whole file; this one was cut"
-        )
+        raise _cut(where, f"the file has {size} of {end} bytes")
+
+
+def _cut(where: str, why: str) -> VideoError:
+    return VideoError(
+        f"{where}: {why}. Fix: pass the whole file, this one was cut; or write what is there anew, with ffmpeg -i IN "
+        "-c copy OUT"
+    )
