@@ -58,6 +58,29 @@ def written(container, codec, **options):
     return file.getvalue()
 
 
+class Pipe(io.BytesIO):
+    """A file in which a writer can't go back."""
+
+    def seekable(self):
+        return False
+
+    seek = None
+
+
+def streamed(frames, container):
+    file = Pipe()
+    with (
+        av.open(io.BytesIO(clip(frames))) as source,
+        av.open(file, "w", format=container) as out,
+    ):
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux():
+            if packet.size:
+                packet.stream = stream
+                out.mux(packet)
+    return file.getvalue()
+
+
 CUTS = {
     "mp4": lambda: clip(60, options={"movflags": "faststart"}),
     "matroska": lambda: clip(60, container="matroska"),
@@ -66,6 +89,10 @@ CUTS = {
     "asf": lambda: written("asf", "wmv2"),
     "mpegts": lambda: clip(60, container="mpegts"),
     "flv": lambda: clip(60, container="flv"),
+    "matroska, streamed": lambda: streamed(60, "matroska"),
+    "avi, in parts": lambda: (
+        clip(60, container="avi") + b"RIFF" + (9000).to_bytes(4, "little") + bytes(9000)
+    ),
 }
 
 
@@ -75,6 +102,11 @@ def test_cut(container, share):
     whole = CUTS[container]()
     assert probe(whole).total_frames == 60
     refused(whole[: int(len(whole) * share)], "cut|can't be read")
+
+
+def test_an_avi_that_was_streamed():
+    whole = clip(60, container="avi")
+    assert probe(whole[:4] + b"\xff" * 4 + whole[8:]).total_frames == 60
 
 
 def test_an_asf_that_was_streamed():
