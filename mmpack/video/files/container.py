@@ -112,7 +112,7 @@ def name_of_source(source: Source) -> str:
 
 
 @contextmanager
-def reading(where: str, fix: str = "a whole video file") -> Iterator[None]:
+def reading(where: str, fix: str = "pass a whole video file") -> Iterator[None]:
     """What FFmpeg raises over a broken file becomes a VideoError."""
     av = require("av", "video", where)
     # ValueError: PyAV's, of a file without streams

@@ -2,7 +2,7 @@
 
 FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
 can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. Nothing
-in MPEG-TS, FLV and IVF marks the end, so a cut between two of their packets can't be known.
+marks the end of MPEG-TS, FLV and IVF, nor of what was streamed, so a cut between two of their packets can't be known.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ AUDIO_PACKETS = 16  # per frame that is allowed
 
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 ASF = b"\x30\x26\xb2\x75"
+STREAMED = b"\xff" * 4  # the length of an AVI whose writer could not go back
 SYNC = 0x47  # begins each packet of MPEG-TS
 TS_PACKETS = (
     (0, 188),
@@ -50,7 +51,7 @@ def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None
     elif head[:4] == EBML:
         _check_matroska(file, size, where)
     elif head[:4] == b"RIFF":
-        _check_end(8 + int.from_bytes(head[4:8], "little"), size, where)
+        _check_riff(file, size, where)
     elif head[:4] == ASF:
         header = int.from_bytes(head[16:24], "little")
         _check_end(header + 24, size, where)  # where its data's own length stands
@@ -62,6 +63,18 @@ def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None
         raise _cut(where, "it ends within a tag")
     elif (packet := ts_packet(head)) and size % packet:
         raise _cut(where, f"it ends within a packet of {packet} bytes")
+
+
+def _check_riff(file: BinaryIO, size: int, where: str) -> None:
+    """Each part of an AVI must end within the file; beyond 1 GB there are several."""
+    at = 0
+    for _ in range(MAX_BOXES):
+        file.seek(at)
+        head = file.read(8)
+        if head[:4] != b"RIFF" or head[4:] == STREAMED:
+            return
+        at += 8 + int.from_bytes(head[4:], "little")
+        _check_end(at, size, where)
 
 
 def ts_packet(head: bytes) -> int:
@@ -169,15 +182,22 @@ def _read(file: BinaryIO, box: _Box, count: int) -> bytes:
 
 
 def _check_matroska(file: BinaryIO, size: int, where: str) -> None:
-    """A segment of a known size must end within the file."""
-    file.seek(0)
-    head = file.read(4096)
-    length, at = _ebml_size(head, 4)
-    at += length
-    if head[at : at + 4] == SEGMENT:
-        length, body = _ebml_size(head, at + 4)
-        unknown = length == (1 << 7 * (body - at - 4)) - 1
-        _check_end(0 if unknown else body + length, size, where)
+    """An element must end within the file; one of unknown length (the segment of a stream) consists of others."""
+    at = 0
+    for _ in range(MAX_BOXES):
+        file.seek(at)
+        head = file.read(12)
+        if not head or head[0] == 0:  # the end, or padding
+            return
+        _, name = _ebml_size(head, 0)
+        length, body = _ebml_size(head, name)
+        if length == (1 << 7 * (body - name)) - 1:
+            at += body
+            continue
+        _check_end(at + body + length, size, where)
+        if head.startswith(SEGMENT):
+            return
+        at += body + length
 
 
 def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
