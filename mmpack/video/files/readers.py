@@ -123,7 +123,8 @@ def _opencv(video: Opened, packets: Packets) -> Reading:
     if stream.codec_context.name == "theora" and len(packets.frames) < count:
         why = "OpenCV loses its place where Theora repeats a picture"
     lost = None
-    if video.container.format.name == "mpegts" and not np.array_equal(packets.pts, packets.times):
+    mpegts = video.container.format.name == "mpegts"
+    if mpegts and packets.pts is not None and not np.array_equal(packets.pts, packets.times):
         lost = "OpenCV does not find the first frames of mpegts again, for its frames are reordered"
     return Reading(fps, count, count / fps, end_frames=end, refusal=why, end_refusal=lost)
 
