@@ -156,11 +156,12 @@ def forward_of(module: Any, forward: Callable[..., Any], inner: bool = True) -> 
 @contextlib.contextmanager
 def _eager(module: Any) -> Iterator[None]:
     """The module's own call within the block, where `module.compile()` put another in its place."""
-    compiled, module._compiled_call_impl = module._compiled_call_impl, None
+    compiled = vars(module).pop("_compiled_call_impl", None)  # its class has None
     try:
         yield
     finally:
-        module._compiled_call_impl = compiled
+        if compiled is not None:
+            module._compiled_call_impl = compiled
 
 
 def has_own_forward(module: Any) -> bool:
