@@ -138,6 +138,9 @@ def _mode(path: Path) -> int | None:
 
 def read_bounded(path: Path, most: int, look: Callable[[IO[bytes]], object] | None = None) -> bytes:
     """The bytes of a file of at most so many, after a `look` at its head. Raises OSError, and what `look` does."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would wait, a device never ends
+        raise OSError(errno.EINVAL, "it is a pipe or a device")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmpack.errors import MmpackError, no_command, one_line, require
+from mmpack.files import FIXES
 
 COMMANDS = (
     "init", "smoke", "parity", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor", "schema",
@@ -53,7 +54,9 @@ def main(
         return _fail("this machine is out of memory. Fix: split the file, or use a larger machine")
     except OSError as error:
         _discard_stdout()
-        return _fail(str(error))
+        at = "" if error.filename is None else f"{str(error.filename)[-120:]!r}: "
+        fix = FIXES.get(error.errno or 0, "check the path, its folder and their permissions")
+        return _fail(f"{at}{error.strerror or error}. Fix: {fix}")
     finally:
         logging.getLogger("mmpack").removeHandler(heard)
 

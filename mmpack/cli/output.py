@@ -44,11 +44,13 @@ def check_writable(path: Path) -> None:
 
 def refuse_shared(command: str, *targets: Path | None) -> None:
     """Refuse two outputs with the same path, unless it is a device."""
-    named = [t.resolve() for t in targets if t is not None and (t.is_file() or not t.exists())]
+    given = [t for t in targets if t is not None and (t.is_file() or not t.exists())]
+    named = list(map(os.path.realpath, given))
     for k, path in enumerate(named):
         if path in named[:k]:
             raise ArgumentError(
-                f"{command}: {path.name!r:.60} is named for two documents. Fix: name a different file for each"
+                f"{command}: {os.path.basename(path)!r:.60} is named for two documents. "
+                "Fix: name a different file for each"
             )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from mmpack.errors import ArgumentError, require
+from mmpack.demo.options import MAX_SEED
+from mmpack.errors import ArgumentError, check_number, require
 from mmpack.probe.record_file import SUFFIX
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Sides:
 
     def _model(self, spec: Spec) -> Any:
         seed = _number(spec.options, "seed", int) if "seed" in spec.options else 0
+        check_number("probe", "seed", seed, least=0, most=MAX_SEED)
         key = f"{spec.kind}:{spec.name}:{seed}"
         if key not in self._loaded:
             if spec.kind == "tiny":

@@ -9,6 +9,9 @@ from typing import Annotated
 import typer
 
 from mmpack.errors import ArgumentError
+from mmpack.files import read_bounded
+
+MAX_FILE = 2**24  # bytes
 
 
 def command(
@@ -43,7 +46,7 @@ def command(
     if check is None:
         print(text, end="")
         return 0
-    if check.read_bytes() == text.encode("utf-8"):
+    if read_bounded(check, MAX_FILE) == text.encode("utf-8"):
         return 0
     command_line = "mmpack schema" + " --rules" * rules + " --action" * action
     print(f"mmpack: {check} is stale. Fix: {command_line} > {check}", file=sys.stderr)

@@ -12,6 +12,8 @@ from mmpack.parity.fixes import Injected
 Cause = Literal[Injected, "dtype", "position_rule", "stale_weights"]
 ENGINE_CAUSES = tuple(cause for cause in get_args(Cause) if cause not in get_args(Injected))
 
+MAX_SEED = 2**63 - 1  # torch takes no larger one
+
 
 def option(default: Any, help: str, **limits: Any) -> Any:
     """A field, what `--help` says of it, and what the command line refuses (by the names of typer.Option)."""
@@ -34,7 +36,7 @@ class SmokeOptions:
         "What samples responses: transformers' generate, or a real vLLM engine on this machine.",
     )
     n: int = option(4, "Responses per prompt.", min=1)
-    seed: int = option(0, "Seed for weights, sampling and order.", min=0)
+    seed: int = option(0, "Seed for weights, sampling and order.", min=0, max=MAX_SEED)
     max_new_tokens: int = option(24, "Tokens per response, at most.", min=1)
     temperature: float = option(1.0, "Sampling temperature.", min=0.01)
     top_p: float = option(1.0, "Top-p of vLLM's sampler.", min=0.01, max=1.0)

@@ -223,7 +223,7 @@ def tower_bytes(
     old = kind.startswith("qwen2_vl")
     width = tower.get("embed_dim", 1280) if old else tower["hidden_size"]
     inner = int(width * tower.get("mlp_ratio", 4)) if old else tower["intermediate_size"]
-    blocks = tower.get("depth") or tower.get("num_hidden_layers")
+    blocks = tower.get("depth") or tower["num_hidden_layers"]
     heads = tower.get("num_heads") or tower.get("num_attention_heads") or 16
     internvl, windowed = kind.startswith("internvl"), kind.startswith("qwen2_5")
     rms, layer_norm = (4 + 2 * e) * width, 2 * e * width + 8
@@ -238,7 +238,7 @@ def tower_bytes(
     mlp, more = (4, 2) if windowed else (3, 2) if old else (2, 1)
     levels = len(tower.get("deepstack_visual_indexes") or ()) if kind.startswith("qwen3") else 0
     patch, channels = tower.get("patch_size", 14), tower.get("in_channels", 3)
-    size = patch[0] * patch[1] if isinstance(patch, (list, tuple)) else patch * patch
+    size = patch[0] * patch[-1] if isinstance(patch, (list, tuple)) else patch * patch
     # float32 pixels are the batch's own
     frames = 1 if internvl else tower.get("temporal_patch_size", 2)
     pixels = (e if e < 4 else 0) * channels * size * frames

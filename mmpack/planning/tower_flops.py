@@ -114,7 +114,9 @@ def _gemma(fields: Fields, width: int, out: int, merged: int) -> float:
     if tower.get("pooling_kernel_size"):
         return width * out / _side(tower["pooling_kernel_size"]) ** 2
     tokens = fields.get("mm_tokens_per_image") or 256
-    return width * out * tokens / (tower["image_size"] // tower["patch_size"]) ** 2
+    sides = {"image_size": _side(tower["image_size"]), "patch_size": _side(tower["patch_size"])}
+    required(sides, tuple(sides), "cost_model: vision_config")
+    return width * out * tokens / max(sides["image_size"] // sides["patch_size"], 1) ** 2
 
 
 def _pixtral(fields: Fields, width: int, out: int, merged: int) -> float:

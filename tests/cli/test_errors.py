@@ -1,6 +1,7 @@
 """What goes wrong ends in one line on stderr and an exit code, never in a traceback."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -153,6 +154,29 @@ def test_full_disk(tmp_path, lines):
     assert "No space left" in result.stderr
     unwritable = call_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
     assert unwritable.returncode == 2 and unwritable.stderr.count("\n") == 1
+
+
+def test_paths_that_cannot_be(tmp_path, monkeypatch, lines):
+    """Links in a circle, names that are too long, pipes without an end, folders that can't be made."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("loop.jsonl", "loop.json"):
+        Path(name).symlink_to(name)
+    os.mkfifo("pipe.json")
+    long = "x" * 300
+    for args in (
+        ("validate", "good.jsonl", "--out", "loop.json"),
+        ("convert", "good.jsonl", "loop.jsonl"),
+        ("view", "good.jsonl", "-o", long),
+        ("validate", f"{long}.jsonl"),
+        ("init", "loop", "loop.json"),
+        ("init", "loop", "/proc/folder"),
+        ("view", "pipe.json"),
+        ("schema", "--check", "pipe.json"),
+        ("plan", "good.jsonl", "--max-tokens", 99, "--cost", "pipe.json"),
+        ("plan", "good.jsonl", "--max-tokens", 99, "--model", "pipe.json"),
+        ("plan", "good.jsonl", "--max-tokens", 99, "--model", "/dev/zero"),
+    ):
+        assert len(fails(call_mmpack(*args)).stderr) < 600
 
 
 def test_a_full_memory_is_one_line(monkeypatch, tmp_path):

@@ -3,16 +3,19 @@
 import copy
 import functools
 import json
+import math
 import re
 
 import pytest
+from support.kits import get_kit
 from support.process import call_mmpack
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.cli.plan import MAX_CONFIG
 from mmpack.planning import CostModel
-from mmpack.planning.cost import FORMAT
+from mmpack.planning.cost import FORMAT, cost_model
+from mmpack.planning.memory import largest_pack
 
 DEEP = "[" * 200_000
 LONG = json.dumps({"format": FORMAT, "spans": {"a\nb" * 2000: 1}})
@@ -97,6 +100,26 @@ def test_a_saved_plan_with_one_odd_value_is_refused_or_drawn(tmp_path):
             drawn += 1
             assert not re.search(r"=\"-?(nan|inf)", html), (at, odd)
     assert drawn > 100
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma4"])
+def test_a_config_with_one_odd_value_is_refused_or_counted(family):
+    whole = get_kit(family).model_config().to_dict()
+    counted = 0
+    for at in list(places(whole)):
+        for odd in (*ODD, 0, math.nan, "gone"):
+            document = copy.deepcopy(whole)
+            holder = functools.reduce(lambda found, key: found[key], at[:-1], document)
+            holder[at[-1]] = odd
+            if odd == "gone":
+                del holder[at[-1]]
+            for count in (cost_model, lambda config: largest_pack(config, 10**10, patches=1.0)):
+                try:
+                    count(document)
+                    counted += 1
+                except mp.ArgumentError as error:
+                    assert "\n" not in str(error) and "Fix: " in str(error)
+    assert counted > 500
 
 
 @pytest.mark.parametrize(
