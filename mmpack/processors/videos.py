@@ -225,6 +225,7 @@ class VideoReader:
         by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves. `width`
         and `height` are the file's, before its loader resized the frames. Raises: ArgumentError where they contradict.
         """
+        about = {name: about[name] for name in about}  # transformers' own has no working `get`
         odd = [name for name in about if name not in _ABOUT]
         if "fps" not in about or odd:
             what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"

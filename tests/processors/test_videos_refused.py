@@ -292,6 +292,16 @@ def test_what_agrees_with_the_frames(make, more):
     assert medium.frame_timestamps == (0.0, 0.3, 3.3, 379 / 30)
 
 
+def test_metadata_of_transformers(make):
+    from transformers.video_utils import VideoMetadata
+
+    frames, about = np.zeros((4, 64, 64, 3), np.uint8), VideoMetadata(380, 30.0, 640, 360, 380 / 30)
+    refused("has no frames_indices, but there are 4 frames of 380", make().medium, (frames, about))
+    about.frames_indices = np.array([0, 9, 99, 379])
+    medium = make().medium((frames, about))
+    assert medium.frame_timestamps == (0.0, 0.3, 3.3, 379 / 30)
+
+
 @pytest.mark.parametrize("given", [None, 5, []])
 def test_sample_takes_videos(given):
     refused(f"sample: {type(given).__name__} is not a video", sample, given, policy="vllm")

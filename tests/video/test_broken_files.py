@@ -104,6 +104,14 @@ def test_cut(container, share):
     refused(whole[: int(len(whole) * share)], "cut|can't be read")
 
 
+def test_an_flv_cut_between_two_tags():
+    """Its metadata count its bytes, unless it was streamed."""
+    whole = CUTS["flv"]()
+    cut = whole[: -4 - int.from_bytes(whole[-4:])]
+    refused(cut, f"the file has {len(cut)} of {len(whole)} bytes")
+    assert probe(streamed(60, "flv")).total_frames == 60
+
+
 def test_an_avi_that_was_streamed():
     whole = clip(60, container="avi")
     assert probe(whole[:4] + b"\xff" * 4 + whole[8:]).total_frames == 60

@@ -144,10 +144,13 @@ MARKED = {
         {"torchcodec", "decord", "pyav"},
     ),
     "avi": (lambda: marked_clips.clip(container="avi", options={"bf": "0"}), {"decord"}),
-    "avi, B-frames": (lambda: marked_clips.clip(container="avi"), {"torchcodec", "decord"}),
+    "avi, B-frames": (
+        lambda: marked_clips.clip(container="avi"),
+        {"torchcodec", "decord", "torchvision"},
+    ),
     "avi, MPEG-4 with B-frames": (
         lambda: marked_clips.clip(codec="mpeg4", container="avi", options={"bf": "2"}),
-        {"torchcodec", "decord"},
+        {"torchcodec", "decord", "torchvision"},
     ),
     "wmv": (lambda: marked_clips.clip(codec="wmv2", container="asf"), {"decord", "pyav"}),
     "open groups": (lambda: marked_clips.clip(options={"x264-params": "open-gop=1"}), {"decord"}),

@@ -2,11 +2,12 @@
 
 FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
 can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. Nothing
-marks the end of MPEG-TS, FLV and IVF, nor of what was streamed, so a cut between two of their packets can't be known.
+marks the end of MPEG-TS and IVF, nor of what was streamed, so a cut between two of their packets can't be known.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
@@ -59,8 +60,10 @@ def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None
         _check_end(header + int.from_bytes(file.read(8), "little"), size, where)
     elif head[:4] == b"OggS" and not ogg_ends(file):
         raise _cut(where, "a stream's last page has no end-of-stream flag")
-    elif head[:3] == b"FLV" and not _ends_with_tag(file, size):
-        raise _cut(where, "it ends within a tag")
+    elif head[:3] == b"FLV":
+        if not _ends_with_tag(file, size):
+            raise _cut(where, "it ends within a tag")
+        _check_end(_flv_size(file), size, where)
     elif (packet := ts_packet(head)) and size % packet:
         raise _cut(where, f"it ends within a packet of {packet} bytes")
 
@@ -90,6 +93,14 @@ def _ends_with_tag(file: BinaryIO, size: int) -> bool:
     counted = int.from_bytes(file.read(4))
     file.seek(max(0, size - 4 - counted) + 1)
     return counted == 11 + int.from_bytes(file.read(3))
+
+
+def _flv_size(file: BinaryIO) -> int:
+    """Bytes of the whole FLV, as its metadata say; 0 where they don't, or it was streamed."""
+    file.seek(0)
+    value = file.read(4096).partition(b"filesize\0")[2][:8]  # a float64
+    size = struct.unpack(">d", value)[0] if len(value) == 8 else 0.0
+    return int(size) if 0 < size < 2**53 else 0
 
 
 class _Box(NamedTuple):

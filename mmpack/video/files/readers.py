@@ -74,6 +74,8 @@ def unpaired(reader: str, video: Opened, packets: Packets, picture: Any = None) 
             return "(5.0) gives one picture for every frame of an interlaced video"
         if reader in _NEVER_TURNED and rotation_of(picture, video.where):
             return "turns no frame upright, and this video is rotated"
+    if reader == "torchvision" and not packets.named:
+        return "puts frames in the order of times that this file lacks or repeats"
     if reader not in _SEEKING:
         return None
     if not packets.named or not packets.shown.all():
