@@ -41,7 +41,7 @@ class _Checked(dict[str, Any]):
             f"{self.what}: the config has no {name}. Fix: pass the model's whole config"
         )
 
-    def __or__(self, other: Any) -> _Checked:
+    def __or__(self, other: Any) -> _Checked:  # type: ignore[override]
         return _Checked(dict(self) | other, self.what)
 
 
