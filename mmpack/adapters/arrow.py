@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.adapters.sample_columns import given_pixels, held_pixels
 from mmpack.errors import ArgumentError, kind_of, require
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Column
@@ -51,7 +52,7 @@ def to_table(samples: Sequence[Sample], pixels: bool = True) -> Any:
         if name != PIXELS
     ]
     if pixels:
-        held = [[_entry(m) for m in s.media if m.pixel_values is not None] for s in given]
+        held = [[_entry(m, s.family) for m in s.media if m.pixel_values is not None] for s in given]
         columns.append(pyarrow.array(held, _pixel_type(pyarrow)))
     return pyarrow.Table.from_arrays(columns, schema=schema)
 
@@ -108,8 +109,8 @@ def _plain(column: Any, pyarrow: Any) -> Any:
     return column.cast(pyarrow.string()) if pyarrow.types.is_large_string(kind) else column
 
 
-def _entry(medium: Medium) -> dict[str, Any]:
-    values = medium.pixel_values
+def _entry(medium: Medium, family: str) -> dict[str, Any]:
+    values = held_pixels(medium.pixel_values, family)
     dtype = str(values.dtype).removeprefix("torch.")
     if dtype == "bfloat16":  # which numpy does not have
         import torch
@@ -134,7 +135,7 @@ def _give_pixels(sample: Sample, held: Any, where: str) -> None:
         except (TypeError, ValueError) as error:
             raise trace_error(f"{where}.{PIXELS}", f"can't be read: {error}", "MM008") from None
     for medium in sample.media:
-        medium.pixel_values = found.get(medium.cache_key)
+        medium.pixel_values = given_pixels(found.get(medium.cache_key), sample.family)
 
 
 def _array(data: Any, dtype: str, shape: list[int]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.families import FAMILIES
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.jsonl import dump_json
 from mmpack.schema.parquet import parse_text
@@ -48,7 +49,8 @@ def to_columns(sample: Sample, where: str) -> dict[str, Any]:
         out |= arrays
         if not arrays:
             plain[name] = plain_value(name, value, where)
-    out[PIXELS] = {m.cache_key: m.pixel_values for m in checked.media if m.pixel_values is not None}
+    held = {m.cache_key: m.pixel_values for m in checked.media if m.pixel_values is not None}
+    out[PIXELS] = {key: held_pixels(pixels, sample.family) for key, pixels in held.items()}
     out[RECORD] = dump_json({HELD: [name for name in out if name != RECORD], **plain})
     return out
 
@@ -83,8 +85,29 @@ def from_columns(columns: Mapping[str, Any], where: str) -> Sample:
     sample = Sample.from_dict(record, where)
     pixels = columns.get(PIXELS) or {}
     for medium in sample.media:
-        medium.pixel_values = pixels.get(medium.cache_key)
+        medium.pixel_values = given_pixels(pixels.get(medium.cache_key), sample.family)
     return sample
+
+
+def held_pixels(pixels: Any, family: str) -> Any:
+    """Pixels as a container holds them: [patches, patch_dim]; with channels last [patches, h · w, 3].
+
+    So they are told from Gemma 4's of mmpack 0.2 and older, [patches, patch_dim] with channels first.
+    """
+    return pixels.reshape(len(pixels), -1, 3) if _channels_last(family) else pixels
+
+
+def given_pixels(pixels: Any, family: str) -> Any:
+    """`held_pixels` backwards; what an older mmpack wrote is turned."""
+    if pixels is None or not _channels_last(family):
+        return pixels
+    if pixels.ndim == 2:
+        pixels = pixels.reshape(len(pixels), 3, -1).swapaxes(1, 2)
+    return pixels.reshape(len(pixels), -1)
+
+
+def _channels_last(family: str) -> bool:
+    return family in FAMILIES and FAMILIES[family].pixel_layout == "padded"
 
 
 def is_array(name: str) -> bool:

@@ -64,13 +64,14 @@ def blackened(
     if medium.pixel_values is not None:
         t, h, w = medium.grid_thw
         pixels = copy.deepcopy(medium.pixel_values)
-        rows = pixels.reshape(t, h * w, CHANNELS, family.patch_dim // CHANNELS)
+        last = family.pixel_layout == "padded"  # channels, in such a patch
+        rows = pixels.reshape(t, h * w, *((-1, CHANNELS) if last else (CHANNELS, -1)))
         # black is 0 until it is normalised
         as_bytes = str(pixels.dtype) in ("uint8", "torch.uint8")
         black = [0] * CHANNELS if as_bytes else _black((settings or {}).get("video")).tolist()
         for channel, value in enumerate(black):
             for k in gone:
-                rows[int(k), :, channel] = value
+                (rows[int(k), ..., channel] if last else rows[int(k), :, channel])[...] = value
         out.pixel_values = rows.reshape(t * h * w, family.patch_dim)
     if frames is not None:
         frames = _checked(frames, medium, family).copy()

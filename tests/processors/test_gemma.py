@@ -8,8 +8,10 @@ from support.kits import get_kit
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.ops.patches.lines import lines_of
 from mmpack.packing.media import tiles_of
+from mmpack.video.drop_media import blackened
 
 KITS = [name for name in ("gemma3", "gemma4") if get_kit(name).available]
 RANDOM = np.random.default_rng(0)
@@ -166,3 +168,53 @@ def test_bytes_whose_channels_differ_are_refused():
     hf.image_processor.image_mean = [0.0, 0.5, 0.0]
     with pytest.raises(mp.ArgumentError, match=r"normalises the channels of gemma4 unlike.*Fix: "):
         mp.wrap_processor(hf, pixels="uint8")
+
+
+@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+def test_patches_in_containers_tell_their_order():
+    """Those that mmpack 0.2 wrote, channels first, are turned."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from mmpack.adapters.arrow import from_table, to_table
+    from mmpack.adapters.sample_columns import from_columns, to_columns
+
+    ours = mp.wrap_processor(get_kit("gemma4").processor())
+    sample = ours(conversation(ours.family), sample_id="a")
+    rows = sample.media[0].pixel_values
+    of_0_2 = rows.reshape(len(rows), -1, 3).swapaxes(1, 2).reshape(len(rows), -1)
+
+    def through_columns(pixels):
+        columns = to_columns(sample, "x")
+        if pixels is not None:
+            columns["pixel_values"][sample.media[0].cache_key] = pixels
+        return from_columns(columns, "x")
+
+    def through_a_table(pixels):
+        table = to_table([sample])
+        if pixels is not None:
+            [held] = table["pixels"].to_pylist()
+            held[0] |= {"shape": list(pixels.shape), "data": pixels.tobytes()}
+            field = table.schema.field("pixels")
+            held = pyarrow.array([held], field.type)
+            table = table.drop(["pixels"]).append_column(field, held)
+        return from_table(table)[0]
+
+    for through in (through_columns, through_a_table):
+        for written in (None, of_0_2):
+            for mine, theirs in zip(through(written).media, sample.media, strict=True):
+                assert np.array_equal(mine.pixel_values, theirs.pixel_values)
+
+
+def test_a_black_frame_is_black_in_every_channel():
+    how = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    how |= {"image_mean": [0.1, 0.5, 0.9], "image_std": [1.0, 0.5, 0.2]}
+    family = get_family("gemma4")
+    frames = torch.from_numpy(RANDOM.integers(0, 256, (2, 48, 96, 3), dtype=np.uint8))
+    wanted = frames.clone()
+    wanted[1] = 0
+    rows, dark = (
+        mp.video.pack_video(x, family, **mp.video.normalization(how)).numpy()
+        for x in (frames, wanted)
+    )
+    medium = mp.Medium("v", "video", "0" * 64, (2, 3, 6), 4, pixel_values=rows)
+    made = blackened(medium, np.array([1]), family, None, {"video": how})
+    assert np.array_equal(made.pixel_values, dark)
