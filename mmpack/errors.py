@@ -248,7 +248,7 @@ def no_command(text: str) -> str:
     Example:
         >>> from mmpack.errors import no_command
         >>> no_command("  ::error::no, ##[group]no, a::b")
-        '  \\x3a:error::no, \\x23#[group]no, a::b'
+        '  \\\\x3a:error::no, \\\\x23#[group]no, a::b'
     """
     return _COMMAND.sub(lambda m: "\\x23" if m[1] is None else f"{m[1]}\\x3a", text)
 

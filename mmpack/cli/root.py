@@ -33,7 +33,7 @@ class Command(TyperCommand):
         for param in self.params:
             if param.name not in outputs and param.metavar != "ID":
                 name = param.metavar if param.param_type_name == "argument" else param.opts[-1]
-                read |= dict.fromkeys(_files(ctx.params.get(param.name)), name)
+                read |= dict.fromkeys(_files(ctx.params.get(param.name)), str(name))
         rewritten = {found for path in ctx.meta.get(REWRITTEN, ()) if (found := identity(path))}
         for param in self.params:
             found = identity(outputs[param.name]) if param.name in outputs else None
