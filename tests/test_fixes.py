@@ -11,7 +11,7 @@ NO_VERB = {"a", "an", "another", "fewer", "more", "no", "not", "one", "or", "som
 
 def first_words():
     """(file, word) of each fix; what begins with a value or a quotation is not read."""
-    for path in [*ROOT.glob("mmpack/**/*.py"), ROOT / "hatch_build.py", ROOT / "Makefile"]:
+    for path in [*ROOT.glob("mmpack/**/*.py"), ROOT / "Makefile"]:
         for word, after in FIX.findall(path.read_text(encoding="utf-8")):
             if word:
                 yield path.relative_to(ROOT).as_posix(), word, after

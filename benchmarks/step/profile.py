@@ -77,7 +77,7 @@ def _towers(model: Any, job: Job, peer: Peer) -> None:
         batch = pack(samples).to(job.device)
         run = partial(_encoded, model, batch, peer.encodes_each)
         features = in_forward(model, tower_and_projector(model), run)  # FSDP2 gathers its weights
-        sum(x.float().sum() for x in features).backward()
+        torch.stack([x.float().sum() for x in features]).sum().backward()
 
 
 def _encoded(model: Any, batch: PackedBatch, each: bool) -> list[torch.Tensor]:

@@ -9,10 +9,9 @@ import numpy as np
 
 from mmpack.errors import LayoutError
 from mmpack.families import Family
-from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.occurrences import Placed, context_ids, spans_of
 from mmpack.layout.runs import placeholder_runs, true_runs
-from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
@@ -53,8 +52,9 @@ def row_sample(
         settings = processor.settings
         fields |= {"processor": settings, "processor_fingerprint": fingerprint(settings)}
         if scored.any():
-            metadata[RESPONSE_TEXT_KEY] = text_hash(
-                processor.tokenizer.decode(ids[scored].tolist())
+            written = ids[scored].tolist()
+            metadata[RESPONSE_TEXT_KEY] = response_hash(
+                processor.tokenizer.decode(written), written
             )
     loss = [LossSpan(a, b, turn=k) for k, (a, b) in enumerate(true_runs(scored))]
     observed = true_runs(later & ~scored)

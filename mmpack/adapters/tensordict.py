@@ -181,5 +181,5 @@ def _to_batch(given: Any) -> PackedBatch:
         elif isinstance(value, dict) and all(hasattr(v, "to") for v in value.values()):
             others[name] = {key: v.to(device) for key, v in value.items()}
     batch = PackedBatch(**others)
-    batch.attention_plan.check(batch.visible_until, batch.visible_from)
+    batch.check_unchanged()
     return batch

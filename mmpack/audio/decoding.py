@@ -1,4 +1,4 @@
-"""Files of sound (WAV, FLAC, Ogg, MP3: what libsndfile reads) to samples float32 [n], resampled by soxr.
+"""Files of sound (WAV, AIFF, FLAC, Ogg, MP3; by libsndfile) to samples float32 [n], resampled by soxr.
 
 The rate, the mean over channels and the resampling are librosa.load's, which transformers' processors use.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.audio.whole import FORMATS, what_is_missing
 from mmpack.errors import ArgumentError, AudioError, check_flag, check_whole, kind_of, require
 
 Source = bytes | bytearray | str | os.PathLike[str]
@@ -43,6 +44,9 @@ def decode(
         sampling_rate: that of the samples returned; by default the file's own.
         mono: the mean over channels, float32 [n]; else float32 [channels, n].
 
+    A file that lacks samples which its container counts is refused. A cut can't be known of a WAV, AIFF or FLAC that
+    was streamed and counts none, nor between two frames of an MP3 without a Xing header.
+
     Raises: AudioError for what is no sound, is cut, or is larger than `limits`; ArgumentError for a path that can't be
     read; MissingExtraError without soundfile, or without soxr where the rate changes.
     """
@@ -66,13 +70,19 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
     """float32 [channels, n] and the rate."""
     soundfile = require("soundfile", "audio", where)
     blocks, count = [], 0
+    fix = "pass a whole WAV, FLAC, Ogg or MP3 file (of others, ffmpeg -i IN OUT.wav makes one)"
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             rate, channels = int(file.samplerate), int(file.channels)
             if not 0 < rate <= _MOST_RATE or channels > limits.max_channels:
                 raise _too_large(where, f"has {channels} channels at {rate} Hz", limits)
-            if file.frames * channels > limits.max_samples:
-                raise _too_large(where, f"has {file.frames} samples in {channels} channels", limits)
+            kind, frames = str(file.format), int(file.frames)
+            if kind not in FORMATS:
+                raise AudioError(f"{where} is {kind}, which is not read. Fix: {fix}")
+            if frames > 1 << 62:  # a FLAC that was streamed: libsndfile can't seek to its end
+                file.seekable, frames = (lambda: False), 0
+            if frames * channels > limits.max_samples:
+                raise _too_large(where, f"has {frames} samples in {channels} channels", limits)
             while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
                 blocks.append(block)
                 count += block.size
@@ -82,11 +92,15 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
         if isinstance(error, AudioError):
             raise
         why = " ".join(str(getattr(error, "error_string", error)).split())[:200].rstrip(".")
-        raise AudioError(
-            f"{where} can't be read ({why}). Fix: pass a whole WAV, FLAC, Ogg or MP3 file"
-        ) from None
+        raise AudioError(f"{where} can't be read ({why}). Fix: {fix}") from None
     if not count:
-        raise AudioError(f"{where} holds no samples. Fix: pass a whole WAV, FLAC, Ogg or MP3 file")
+        raise AudioError(f"{where} holds no samples. Fix: {fix}")
+    missing = what_is_missing(data, kind, frames, count // channels)
+    if missing:
+        raise AudioError(
+            f"{where} {missing}. Fix: pass the whole file; if this is all of it, "
+            "write it anew with ffmpeg -i IN -c copy OUT"
+        )
     samples = np.concatenate(blocks).T
     if not np.isfinite(samples).all():
         raise AudioError(

@@ -16,6 +16,7 @@ from mmpack.blobs.mapping import mapped
 from mmpack.errors import ArgumentError, BlobError, require
 
 HEAD_BYTES = 256
+VERSION = 2  # of what the values are; 1 had the channels of Gemma 4's patches first
 KEY = re.compile(r"[0-9a-f]{64}")
 WIDTHS = {"uint8": 1, "float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # bytes by dtype
 
@@ -49,7 +50,7 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
 
 def head_of(key: str, name: str, shape: tuple[int, ...], body: np.ndarray) -> bytes:
     """HEAD_BYTES. The checksum is over the key, too: a file under another name is a damaged one."""
-    fields = {"blob": 1, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
+    fields = {"blob": VERSION, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
     return json.dumps(fields).encode().ljust(HEAD_BYTES - 1) + b"\n"
 
 
@@ -93,6 +94,7 @@ def _fields(head: bytes, size: int) -> tuple[str, tuple[int, ...], int] | None:
         fields = json.loads(head)
         name, shape, checksum = fields["dtype"], tuple(fields["shape"]), fields["crc32"]
         right = len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape)
+        right = right and fields["blob"] == VERSION
         right = right and size == HEAD_BYTES + math.prod(shape) * WIDTHS[name]
     except (ValueError, KeyError, TypeError):
         return None

@@ -107,8 +107,14 @@ class Family:
     writes_markers: bool = False
     # a picture is cut into views, each of them a separate medium
     views: Views | None = None
+    # ids that begin a sample, before its first turn
+    first_ids: tuple[int, ...] = ()
+    # ids that open a turn: one before the name of any role, or one per role
+    turn_ids: tuple[int, ...] = ()
     # settings of its image processor that layouts depend on
     fixed_settings: tuple[tuple[str, object], ...] = ()
+    # limits of its processor that users set under another name than the recorded one; `…_tokens` counts merged patches
+    limit_names: tuple[tuple[str, str], ...] = ()
     vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # the `coordinate_system` in which released models write boxes and points; None: unknown
     coordinates: str | None = None

@@ -15,6 +15,8 @@ GEMMA3 = Family(
     vision_start_id=255999,
     vision_end_id=256000,
     pad_token_id=0,
+    first_ids=(2,),
+    turn_ids=(105,),
     patch_size=14,
     temporal_patch_size=1,
     # 64 × 64 patches of the square become 16 × 16 tokens

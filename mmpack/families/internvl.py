@@ -14,6 +14,7 @@ INTERNVL = Family(
     vision_start_id=151665,
     vision_end_id=151666,
     pad_token_id=151643,
+    turn_ids=(151644,),
     patch_size=14,
     temporal_patch_size=1,
     spatial_merge_size=2,

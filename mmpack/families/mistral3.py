@@ -14,6 +14,8 @@ MISTRAL3 = Family(
     vision_start_id=None,
     vision_end_id=13,
     pad_token_id=11,
+    first_ids=(1,),
+    turn_ids=(17, 3, 4),
     patch_size=14,
     temporal_patch_size=1,
     spatial_merge_size=2,
@@ -24,4 +26,5 @@ MISTRAL3 = Family(
     pixel_layout="canvas",
     vocab_size=131_072,
     row_end_id=12,
+    limit_names=(("max_pixels", "size.longest_edge"),),
 )

@@ -11,6 +11,7 @@ QWEN2_VL = Family(
     vision_start_id=151652,
     vision_end_id=151653,
     pad_token_id=151643,
+    turn_ids=(151644,),
     patch_size=14,
     temporal_patch_size=2,
     spatial_merge_size=2,

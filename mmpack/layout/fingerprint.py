@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,18 @@ def audio_hash(samples: np.ndarray, sampling_rate: int) -> str:
     digest = hashlib.sha256(f"audio\0{len(samples)}x{sampling_rate}\0".encode())
     digest.update(np.ascontiguousarray(samples, dtype="<f4").data)
     return digest.hexdigest()
+
+
+def response_hash(text: str, ids: np.ndarray | Sequence[int]) -> str:
+    """`sha256:<64 hex>` of the text of responses, and `/<16 hex>` of the ids that it is of (`metadata`, by
+    RESPONSE_TEXT_KEY). Text may hold lone surrogates.
+    """
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}/{ids_mark(ids)}"
+
+
+def ids_mark(ids: np.ndarray | Sequence[int]) -> str:
+    """16 hex digits that name a list of ids."""
+    return hashlib.sha256(np.ascontiguousarray(ids, dtype="<i8").data).hexdigest()[:16]
 
 
 def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, Any] | None) -> str:

@@ -18,7 +18,9 @@ def kl_divergence(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind = "k3") -
     """Per-token KL(policy ‖ reference) with Schulman's values and the gradient of the KL itself.
 
     With d = logprobs - ref_logprobs the values are k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d (Schulman 2020,
-    joschu.net/blog/kl-approx.html); k1 and k3 are unbiased, k3 is never negative.
+    joschu.net/blog/kl-approx.html); k1 and k3 are unbiased, k3 is never negative. Only the exponent is clamped, to
+    ±20: verl also clamps k3 itself to 10, which it exceeds for d below -2.6 or above 11, and drops
+    the gradient there.
 
     The gradient is d · ∇logp for every kind: E[d · ∇logp] = ∇KL(policy ‖ reference) under the policy. Plain
     differentiation gives that only for k2. For k1 it gives ∇logp, 0 on average; for k3 (1 - exp(-d)) · ∇logp, which

@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import BackendError
+from mmpack.errors import BackendError, require
 from mmpack.ops import first_use
+
+require("torch", "torch", "mmpack.ops")
 
 if TYPE_CHECKING:
     import torch

@@ -59,6 +59,7 @@ class Batch(LossIndex, Drawn):
 
     family: str
     input_ids: torch.Tensor  # int64, [T] or [B, S]
+    position_ids: torch.Tensor  # int64, [4, T] or [4, B, S]; one row for families without mRoPE
     sample_ids: list[str]
     group_index: torch.Tensor  # [B] int64, numbered in order of first appearance
     rewards: list[list[Score]]  # of each sample
@@ -103,6 +104,7 @@ class Batch(LossIndex, Drawn):
         if self.id_range is None:
             low, high = self.input_ids.aminmax()
             self.id_range = int(low), int(high)
+            self.attention_plan.cover(**self._rows())
         if self.last_expert is None and self.routed_experts is not None:
             self.last_expert = int(self.routed_experts.max())
 
@@ -125,8 +127,7 @@ class Batch(LossIndex, Drawn):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Any:
         """The batch with every tensor on `device`; the layout that hosts need stays where it is.
 
-        Raises ArgumentError where `visible_until` or `visible_from` is no longer what `attention_plan` was made of,
-        before the move, and for what is not a device.
+        Raises ArgumentError, before the move, as `check_unchanged` does, and for what is not a device.
         """
         if not isinstance(device, torch.device | str | int):
             raise ArgumentError(
@@ -163,7 +164,7 @@ class Batch(LossIndex, Drawn):
 
     def _with_tensors(self, move: str, *args: Any, **kwargs: Any) -> Any:
         """The batch with `tensor.move(…)` in place of each tensor."""
-        self.attention_plan.check(self.visible_until, self.visible_from)
+        self.check_unchanged()
         moved: dict[str, Any] = {}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
@@ -173,8 +174,18 @@ class Batch(LossIndex, Drawn):
                 moved[f.name] = {k: getattr(v, move)(*args, **kwargs) for k, v in value.items()}
         batch = dataclasses.replace(self, **moved)
         # not read: the copy may not have arrived yet
-        batch.attention_plan.bind(batch.visible_until, batch.visible_from)
+        batch.attention_plan.bind(batch.visible_until, batch.visible_from, **batch._rows())
         return batch
+
+    def check_unchanged(self) -> None:
+        """Raise ArgumentError for ids, positions or an attention rule that are not those of the pack.
+
+        On a CPU they are read; see `AttentionPlan.check`.
+        """
+        self.attention_plan.check(self.visible_until, self.visible_from, **self._rows())
+
+    def _rows(self) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids}
 
     def __repr__(self) -> str:
         own = vars(self)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.parity.across import Seen
 from mmpack.parity.causes import (
     Decode,
     Hit,
@@ -36,6 +37,7 @@ from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
 from mmpack.parity.replay import REPLAYED
 from mmpack.parity.report import Finding, ParityReport
+from mmpack.parity.sampling import sampling_hit
 from mmpack.progress import progress
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import TraceReader
@@ -49,6 +51,8 @@ _REQUIRABLE = (
 _WHOLE = ("processor.", "sampling.")  # required as a whole: no part may be missing
 _ORDER = {name: rank for rank, name in enumerate((*FIELDS, *REPLAYED, *RECORDS))}
 _ENDINGS = ("truncated", "truncated_medium", "stop_token")  # what makes another finish_reason
+# findings of fields that a sample has whatever its id is
+_OF_SETTINGS = ("family", "processor", "processor_fingerprint", "sampling", "coordinate_system")
 _DRAWN = 20  # samples whose two sides the report keeps
 _NAMED = 256  # entries of `not_compared`; beyond that, parts of a field count as the whole field
 
@@ -67,7 +71,7 @@ def compare(
         require: fields that must have been compared in every sample for the report to be ok
             (`media.content_hash` names a part of one).
         decode: ids -> text, to distinguish a response that was encoded again from another response; without it
-            `metadata.response_text_sha256` of both sides is used.
+            `metadata.response_text_sha256` of both sides is used, where it is of the ids that the side has.
         max_findings: how many findings the report keeps, and how many samples without a partner; all are counted.
 
     Returns: a ParityReport.
@@ -105,7 +109,7 @@ def compare(
             if isinstance(item, Alike):
                 tally.alike(item)
             elif isinstance(item, Missing):
-                tally.unpaired(item)
+                tally.unpaired(item, in_memory)
             else:
                 tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
             done(item.count if isinstance(item, Alike) else 1)
@@ -145,7 +149,7 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     hits = hits_of(pair, decode)
     hits += rule_hits(pair, broken, hits)
     if "sampling" in fields:
-        hits.append(_logprob_kind(left, right))
+        hits.append(sampling_hit(left.sampling, right.sampling))
     findings: list[Finding] = []
     named: set[tuple[str, Any]] = set()
     for field in fields:
@@ -202,12 +206,6 @@ def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
     return max(before, key=lambda hit: (hit.at or 0, -_rank(hit)), default=None)
 
 
-def _logprob_kind(left: Sample, right: Sample) -> Hit:
-    shown = difference("sampling", left, right)
-    evidence = f"sampling.{shown.left} in rollout, {shown.right} in train"
-    return Hit("logprob_kind", "sampling", evidence, shown.left, shown.right)
-
-
 def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str = "") -> Finding:
     return Finding(
         sample_id=sample.sample_id,
@@ -218,7 +216,7 @@ def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str 
         right=shown.right,
         cause=hit.cause if hit else UNKNOWN,
         evidence=hit.evidence if hit else "nothing recorded says why",
-        fix=fix,
+        fix=(hit.fix if hit else "") or fix,
         frames=hit.frames if hit else None,
     )
 
@@ -266,6 +264,9 @@ class _Tally:
         self.causes: Counter[str] = Counter()
         self.lacking: Counter[tuple[str, str]] = Counter()
         self.missing = {"rollout": 0, "train": 0}
+        self.seen = Seen()
+        # of each sample of `seen`: number of findings, their causes, and those that settings show
+        self.alone: dict[str, tuple[int, tuple[str, ...], tuple[Finding, ...]]] = {}
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
@@ -295,6 +296,7 @@ class _Tally:
         findings = findings_of(left, right, decode)
         if findings:
             self._count(ordinal, findings)
+            self._see(left.sample_id, findings, left, right)
             if len(self.unlike) < _DRAWN:
                 self.unlike.append((left, right))
         elif len(self.scored) < _DRAWN and left.rollout_logprobs is not None:
@@ -304,7 +306,7 @@ class _Tally:
         self.causes.update({finding.cause for finding in findings})
         self._keep(self.findings, ordinal, findings)
 
-    def unpaired(self, item: Missing) -> None:
+    def unpaired(self, item: Missing, in_memory: bool) -> None:
         self.missing[item.side] += 1
         there = {"rollout": ("no such sample", "a sample"), "train": ("a sample", "no such sample")}
         finding = Finding(
@@ -320,6 +322,45 @@ class _Tally:
         )
         self.causes[UNKNOWN] += 1
         self._keep(self.unmatched, item.ordinal, [finding])
+        sample = item.sample
+        if in_memory and sample is not None:
+            sample, _, malformed = structured_pair(sample, sample)
+            sample = None if malformed else sample
+        sides = (None, sample) if item.side == "rollout" else (sample, None)
+        self._see(item.sample_id, [finding], *sides)
+
+    def _see(
+        self, sample_id: str, findings: list[Finding], left: Sample | None, right: Sample | None
+    ) -> None:
+        if self.seen.add(sample_id, left, right):
+            of_settings = tuple(f for f in findings if f.field in _OF_SETTINGS)
+            causes = tuple({f.cause for f in findings})
+            self.alone[sample_id] = len(findings), causes, of_settings
+
+    def _across(self) -> None:
+        """Put what several samples show in place of what was found in each of them alone."""
+        instead: dict[str, list[Finding]] = {}
+        for sample_id, across in self.seen.found().items():
+            count, causes, of_settings = self.alone[sample_id]
+            shown = (across.left, across.right, across.cause, across.evidence)
+            instead[sample_id] = [
+                Finding(sample_id, "sample_id", None, None, *shown),
+                *of_settings,
+            ]
+            self.total += len(instead[sample_id]) - count
+            self.causes.subtract(causes)
+            self.causes.update({f.cause for f in instead[sample_id]})
+        self.causes = +self.causes
+        for kept in (self.findings, self.unmatched):
+            before = {f.sample_id: ordinal for ordinal, f in reversed(kept)}
+            kept[:] = [(n, f) for n, f in kept if f.sample_id not in instead] + [
+                (before[sample_id], f)
+                for sample_id, found in instead.items()
+                for f in found
+                if sample_id in before
+            ]
+        if self.first and self.first[1].sample_id in instead:
+            self.first = self.first[0], instead[self.first[1].sample_id][0]
 
     def _keep(self, kept: list[tuple[int, Finding]], ordinal: int, found: list[Finding]) -> None:
         self.total += len(found)
@@ -328,8 +369,11 @@ class _Tally:
             self.first = (ordinal, found[0])
 
     def report(self, require: tuple[str, ...]) -> ParityReport:
+        self._across()
         lacks = self._not_compared(require)
-        lacking = {name for name, who in self.lacking if who not in ("no_effect", "note")}
+        lacking = {
+            name for name, who in self.lacking if who not in ("no_effect", "note", "rendered")
+        }
         lacking |= {name.partition(".")[0] for name in lacking if name.startswith(_WHOLE)}
         unmet = not self.compared or [name for name in require if name in lacking]
         kept = sorted(self.findings + self.unmatched, key=lambda item: item[0])
@@ -368,4 +412,5 @@ _WHY = {
     "unread": "differs; its effect on logprobs is not known",
     "moved": "not compared where ids differ",
     "note": "differs; carried along, not compared",
+    "rendered": "its hash differs; what it rendered is compared, as text of input_ids",
 }

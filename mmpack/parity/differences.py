@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +21,31 @@ def of_list(
     a: Sequence[Any],
     b: Sequence[Any],
     same: Callable[[Any, Any], bool],
-    as_tuple: Callable[[Any], tuple[Any, ...]] = tuple,
+    parts: Callable[[Any], Mapping[str, Any]],
 ) -> Difference:
-    """The first entries that are not the same; the tuples of spans begin with (start, stop)."""
+    """The first entries that are not the same; `parts`: name to value, of an entry."""
     both = zip(a, b, strict=False)
     at = next((i for i, (x, y) in enumerate(both) if not same(x, y)), min(len(a), len(b)))
-    entries = [as_tuple(x[at]) if at < len(x) else None for x in (a, b)]
+    entries = [parts(x[at]) if at < len(x) else None for x in (a, b)]
     shown = [
-        f"{len(x)} {field}" if entry is None else f"{field}[{at}] {entry}"
+        f"{len(x)} {field}" if entry is None else f"{field}[{at}] {described(entry)}"
         for x, entry in zip((a, b), entries, strict=True)
     ]
     first = next(entry for entry in entries if entry is not None)
-    return Difference(field, shown[0], shown[1], at, first[:2] if _of_tokens(field) else None)
+    span = (first["start"], first["stop"]) if field.endswith("_spans") else None
+    return Difference(field, shown[0], shown[1], at, span)
 
 
-def _of_tokens(field: str) -> bool:
-    return field.endswith("_spans")
+def named(*names: str) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """The `parts` of entries that are tuples."""
+    return lambda values: dict(zip(names, values, strict=True))
+
+
+def described(parts: Mapping[str, Any]) -> str:
+    """`[start, stop)` of a span, then name and value of each other part that was recorded."""
+    others = [f"{k} {v}" for k, v in parts.items() if v is not None and k not in ("start", "stop")]
+    span = [f"[{parts['start']}, {parts['stop']})"] if "start" in parts else []
+    return ", ".join([*span, *others])
 
 
 def joined(spans: Sequence[Any], name: str) -> list[tuple[int, int, Any]]:
@@ -78,7 +87,7 @@ def at_shared(
     """What `unlike_where_shared` found."""
     pair = a[places[0]], b[places[1]]
     shown = [
-        f"{field}[{k}] {(s.start, s.stop, getattr(s, name))}"
+        f"{field}[{k}] [{s.start}, {s.stop}), {name} {getattr(s, name)}"
         for k, s in zip(places, pair, strict=True)
     ]
     both = max(s.start for s in pair), min(s.stop for s in pair)

@@ -112,7 +112,7 @@ def unlike_logprobs(left: Sample, right: Sample, train_logprobs: np.ndarray | No
         return "logprobs of other tokens"
     if not np.array_equal(left.input_ids[rows[0]], right.input_ids[rows[1]]):
         return "logprobs of other ids"
-    if train_logprobs is None and unlike_sampling(left.sampling, right.sampling):
+    if train_logprobs is None and unlike_sampling(left.sampling, right.sampling, drift=True):
         return "logprobs of unlike kinds"
     return None
 

@@ -21,6 +21,7 @@ from mmpack.parity.differences import (
     Difference,
     at_shared,
     joined,
+    named,
     of_list,
     unlike_where_shared,
 )
@@ -32,7 +33,7 @@ from mmpack.parity.records import (
     unlike_records,
 )
 from mmpack.parity.replay import REPLAYED, lacking_replay, replay_difference, unlike_replay
-from mmpack.parity.sampling import lacking_sampling, unlike_sampling, who_lacks
+from mmpack.parity.sampling import lacking_sampling, sampling_hit, unlike_sampling, who_lacks
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -90,7 +91,7 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
     who: the side that lacks it (rollout, train, both), or why it was not: never (its values never are), unscored (no
     logprobs that it describes), no_effect (raw logprobs don't depend on it), unread (what it does is not known), note
-    (carried along), moved (spans of other ids).
+    (carried along), rendered (compared by what it made), moved (spans of other ids).
     """
     for name in ("position_ids", "attention_mask", "rollout_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
@@ -208,7 +209,7 @@ def _first_span(left: Sample, right: Sample) -> Difference:
     names = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN  # `chunk` only where there is one
     key = operator.attrgetter(*names)
     a, b = ([key(span) for span in s.modality_spans] for s in (left, right))
-    return of_list("modality_spans", a, b, operator.eq)
+    return of_list("modality_spans", a, b, operator.eq, named(*names))
 
 
 def _first_loss(left: Sample, right: Sample) -> Difference:
@@ -216,7 +217,7 @@ def _first_loss(left: Sample, right: Sample) -> Difference:
     masks = joined(a, "kind"), joined(b, "kind")
     places = unlike_where_shared(a, b, "turn")
     if masks[0] != masks[1] or places is None:
-        return of_list("loss_spans", *masks, operator.eq)
+        return of_list("loss_spans", *masks, operator.eq, named("start", "stop", "kind"))
     return at_shared("loss_spans", a, b, places, "turn")
 
 
@@ -231,8 +232,14 @@ def _first_positions(left: Sample, right: Sample) -> Difference:
     start = int(np.argmax(unlike))
     alike = np.flatnonzero(~unlike[start:])
     stop = min(start + int(alike[0]), a.shape[1]) if len(alike) else a.shape[1]
-    shown = [f"{x[:, start].tolist()}" if start < x.shape[1] else "no token" for x in (a, b)]
+    shown = [_position(x[:, start]) if start < x.shape[1] else "no token" for x in (a, b)]
     return Difference("position_ids", shown[0], shown[1], start, (start, stop))
+
+
+def _position(rows: np.ndarray) -> str:
+    if len(rows) != 3:
+        return f"position {', '.join(map(str, rows))}"
+    return f"position t {rows[0]}, h {rows[1]}, w {rows[2]}"
 
 
 def _first_mask(left: Sample, right: Sample) -> Difference:
@@ -277,9 +284,8 @@ def _first_fingerprint(left: Sample, right: Sample) -> Difference:
 
 
 def _first_sampling(left: Sample, right: Sample) -> Difference:
-    name = unlike_sampling(left.sampling, right.sampling)[0]
-    shown = [f"{name} {show((s.sampling or {}).get(name))}" for s in (left, right)]
-    return Difference("sampling", shown[0], shown[1])
+    hit = sampling_hit(left.sampling, right.sampling)
+    return Difference("sampling", hit.left, hit.right)
 
 
 _FIRST = {

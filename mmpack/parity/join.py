@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.parity.across import MOST
 from mmpack.parity.columnar.steps import Alike, Step, steps
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.sample import Sample
@@ -25,7 +26,7 @@ from mmpack.schema.specs import Array
 from mmpack.schema.trace import TraceReader, read_trace
 
 WINDOW = 64
-_CASTS = {"i": "iub", "f": "f"}  # kinds of dtypes
+_CASTS = {"i": "iubf", "f": "f"}  # kinds of dtypes
 Source = str | os.PathLike[str] | Iterable[Sample]
 
 
@@ -41,6 +42,7 @@ class Missing:
     ordinal: int
     sample_id: str
     side: str  # the side that lacks it
+    sample: Sample | None  # None: there are too many
 
 
 def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched | Missing | Alike]:
@@ -78,8 +80,8 @@ def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched 
                 first, second = (came, partner) if mine is left_side else (partner, came)
                 yield Matched(first[0], first[1], second[1])
         for waiting, lacks in ((left_side, "train"), (right_side, "rollout")):
-            for ordinal, sample_id in waiting.rest():
-                yield Missing(ordinal, sample_id, lacks)
+            for ordinal, sample_id, sample in waiting.rest():
+                yield Missing(ordinal, sample_id, lacks, sample)
     finally:
         left_side.close()
         right_side.close()
@@ -175,20 +177,25 @@ class _Waiting:
         if row is None:
             return None
         self.disk.execute("DELETE FROM waiting WHERE id = ?", (key,))
-        return row[0], Sample.from_dict(json.loads(row[1]), f"compare: sample {sample_id!r:.60}")
+        return row[0], _read_back(row[1], sample_id)
 
-    def rest(self) -> Iterator[tuple[int, str]]:
-        for sample_id, (ordinal, _) in self.memory.items():
-            yield ordinal, sample_id
+    def rest(self) -> Iterator[tuple[int, str, Sample | None]]:
+        """Those that are left; of the first MOST, the samples."""
+        for sample_id, (ordinal, sample) in self.memory.items():
+            yield ordinal, sample_id, sample
         if self.disk is not None:
-            for key, ordinal in self.disk.execute(
-                "SELECT id, ordinal FROM waiting ORDER BY ordinal"
-            ):
-                yield ordinal, json.loads(key)
+            query = "SELECT id, ordinal, sample FROM waiting ORDER BY ordinal"
+            for k, (key, ordinal, text) in enumerate(self.disk.execute(query)):
+                sample_id = json.loads(key)
+                yield ordinal, sample_id, _read_back(text, sample_id) if k < MOST else None
 
     def close(self) -> None:
         if self.disk is not None:
             self.disk.close()
+
+
+def _read_back(text: str, sample_id: str) -> Sample:
+    return Sample.from_dict(json.loads(text), f"compare: sample {sample_id!r:.60}")
 
 
 def _digest(sample_id: str) -> bytes:

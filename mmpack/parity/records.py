@@ -16,6 +16,7 @@ from mmpack.parity.differences import (
     Difference,
     at_shared,
     joined,
+    named,
     of_list,
     overlaps,
     unlike_where_shared,
@@ -123,7 +124,7 @@ def record_difference(field: str, left: Sample, right: Sample) -> Difference:
         masks = joined(a, "source"), joined(b, "source")
         places = unlike_where_shared(a, b, "turn")
         if masks[0] != masks[1] or places is None:
-            return of_list(field, *masks, operator.eq)
+            return of_list(field, *masks, operator.eq, named("start", "stop", "source"))
         return at_shared(field, a, b, places, "turn")
     if field == "teachers":
         return Difference(field, _taught(a, b), _taught(b, a))
@@ -217,11 +218,13 @@ def _ordered(field: str, values: list[Any]) -> list[Any]:
     return sorted(values, key=lambda s: (s.name, repr(s.scope)))
 
 
-def _shown(record: Record) -> tuple[Any, ...]:
+def _shown(record: Record) -> dict[str, Any]:
     """What was recorded of it."""
-    names = [name for name in type(record).columns() if name != "metadata"]
-    values = (value for name in names if (value := getattr(record, name)) is not None)
-    return tuple(f"ids {list(v.shape)}" if isinstance(v, np.ndarray) else v for v in values)
+    values = {name: getattr(record, name) for name in type(record).columns() if name != "metadata"}
+    return {
+        name: f"of shape {list(v.shape)}" if isinstance(v, np.ndarray) else v
+        for name, v in values.items()
+    }
 
 
 def _none(value: Any) -> Any:

@@ -51,7 +51,7 @@ class Finding:
     def where(self) -> str:
         """Sample, field and tokens, and what each side has there."""
         place = "" if self.index is None else f" at {self.index}"
-        place += "" if self.span is None else f" [{self.span[0]}, {self.span[1]})"
+        place += "" if self.span is None else f", tokens [{self.span[0]}, {self.span[1]})"
         return f"sample {self.sample_id}: {self.field}{place}: rollout: {self.left}; train: {self.right}"
 
 

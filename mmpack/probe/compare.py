@@ -59,6 +59,7 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
             kinds_parted = {k: v.parted for k, v in row.kinds.items()}
             lower = _lower(*norms, error > allowed) if left.module == "logprobs" else 0
         last = left.name
+    notes += _unplaced(a, b)
     only = (
         [n for n in ours if n not in theirs],
         [n for n in theirs if n not in ours],
@@ -84,6 +85,15 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
         b.about,
         [*notes, *broken.lines(), *alone.lines()],
     )
+
+
+def _unplaced(a: Record, b: Record) -> list[str]:
+    """A line for modules that a side has no rows of, because none of their axes could be told to be that of rows."""
+    names = sorted((a.unplaced | b.unplaced) - (a.entries.keys() & b.entries.keys()))
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"the rows of {', '.join(names[:3])}{more} can't be told from other axes: not compared"]
 
 
 @dataclass

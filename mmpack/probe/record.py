@@ -53,8 +53,10 @@ class Record:
     directions: int = DIRECTIONS
     seed: int = 0
     about: dict[str, Any] = field(default_factory=dict)  # versions, dtype, layout
-    # of a module of modules, whose output is one of theirs: its entry's name -> the name of theirs
+    # of what passes through a module of modules, or from one into the next: its name -> that of the entry that holds it
     aliases: dict[str, str] = field(default_factory=dict)
+    # what has no axis that could be told to be that of rows
+    unplaced: set[str] = field(default_factory=set)
     extra: dict[str, Any] = field(
         default_factory=dict
     )  # fields of a file that this version doesn't know

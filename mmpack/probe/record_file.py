@@ -39,6 +39,7 @@ _KNOWN = {
     "places",
     "entries",
     "aliases",
+    "unplaced",
 }
 _KNOWN_ENTRY = {"module", "side", "space", "source", "width", "local"}
 
@@ -62,6 +63,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
         "seed": record.seed,
         "about": record.about,
         "aliases": record.aliases,
+        "unplaced": sorted(record.unplaced),
         "places": record.places.to_dict(),
         "entries": [
             e.extra
@@ -171,7 +173,12 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
     aliases = header["aliases"]
     if not isinstance(aliases, dict) or not set(map(str, aliases.values())) <= set(entries):
         raise ValueError("its field aliases names entries that are not there")
-    return Record(str(header["name"]), places, entries, directions, seed, about, aliases, extra)
+    unplaced = header.get("unplaced", [])
+    if not isinstance(unplaced, list) or not all(isinstance(name, str) for name in unplaced):
+        raise ValueError("its field unplaced is no list of names")
+    return Record(
+        str(header["name"]), places, entries, directions, seed, about, aliases, set(unplaced), extra
+    )
 
 
 def _check_places(p: Places) -> None:

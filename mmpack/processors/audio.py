@@ -19,6 +19,7 @@ from mmpack.processors.cache import MediaCache, Processed
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
 
+_LOUDEST = 32.0  # samples are about -1 to 1; a resampler or a codec may go a little beyond
 # what decides the features, of an extractor like Whisper's
 _SETTINGS = (
     "feature_size",
@@ -105,7 +106,7 @@ def audio_medium(
         num_tokens=family.tokens_of("audio", done.grid_thw),
         content_hash=content,
         sampling_rate=audio.sampling_rate,
-        num_samples=_heard(extractor, samples, audio),
+        num_samples=len(samples),
         hop_length=audio.hop_length,
         **known,
     )
@@ -119,6 +120,14 @@ def audio_medium(
 
 
 def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) -> Processed:
+    most = getattr(extractor, "n_samples", None)
+    if dict(audio.options).get("truncation", True) and most is not None and len(samples) > most:
+        seconds, heard = (n / audio.sampling_rate for n in (len(samples), most))
+        raise ArgumentError(
+            f"{where}: the audio has {seconds:g} s, and the feature extractor would drop all after {heard:g} s. "
+            "Fix: pass at most that much, to engine and trainer alike, "
+            "or give both an extractor with a larger chunk_length"
+        )
     try:
         out = extractor(
             samples,
@@ -137,12 +146,6 @@ def _processed(extractor: Any, samples: np.ndarray, audio: Audio, where: str) ->
     return Processed((len(features), 1, 1), np.ascontiguousarray(features))
 
 
-def _heard(extractor: Any, samples: np.ndarray, audio: Audio) -> int:
-    """Samples that the features are of: extractors cut what is longer than their window, unless told not to."""
-    cuts = dict(audio.options).get("truncation", True)
-    return min(len(samples), extractor.n_samples) if cuts else len(samples)
-
-
 def _samples_of(
     item: Any, rate: int, root: Path | None, where: str
 ) -> tuple[np.ndarray, dict[str, Any]]:
@@ -153,7 +156,7 @@ def _samples_of(
             item, known["source"] = path_below(item, root, where)
         data = item if isinstance(item, (bytes, bytearray)) else item.read_bytes()
         known["file_hash"] = hashlib.sha256(data).hexdigest()
-        return decode(data, rate)[0], known
+        return _checked(decode(data, rate)[0], where), known
     if isinstance(item, dict):
         item = (item.get("array"), item.get("sampling_rate"))
     if not (isinstance(item, tuple) and len(item) == 2):
@@ -173,7 +176,17 @@ def _samples_of(
             f"{where}: the samples have dtype {samples.dtype} and shape {list(samples.shape)}, expected floats "
             "[n] in one channel. Fix: pass mp.audio.decode(file)"
         )
-    samples = np.ascontiguousarray(samples, np.float32)
-    if not np.isfinite(samples).all():
+    return _checked(np.ascontiguousarray(samples, np.float32), where), {}
+
+
+def _checked(samples: np.ndarray, where: str) -> np.ndarray:
+    """`samples`, if they are finite and of the usual range. Raises: ArgumentError."""
+    loudest = float(np.abs(samples).max(initial=0))
+    if not np.isfinite(loudest):
         raise ArgumentError(f"{where}: some samples are not finite. Fix: decode the file again")
-    return samples, {}
+    if loudest > _LOUDEST:
+        raise ArgumentError(
+            f"{where}: the samples reach {loudest:g}, expected -1 to 1. "
+            "Fix: divide floats that were made of whole numbers by their range, 32768 for 16 bits"
+        )
+    return samples

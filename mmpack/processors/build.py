@@ -9,12 +9,11 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import Family
-from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
 from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths
-from mmpack.processors.settings import text_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, covered
@@ -79,7 +78,8 @@ def build_sample(
     check_lengths(fields, int(policy.sum()), len(ids))
     metadata = dict(fields.pop("metadata", None) or {})
     if policy.any():
-        metadata[RESPONSE_TEXT_KEY] = text_hash(processor.tokenizer.decode(ids[policy].tolist()))
+        written = ids[policy].tolist()
+        metadata[RESPONSE_TEXT_KEY] = response_hash(processor.tokenizer.decode(written), written)
     settings = processor.settings
     return Sample(
         sample_id=sample_id,

@@ -98,7 +98,7 @@ class FrameProcessor:
 
         token = self.pooling_kernel_size**2
         sizes = [(h, w) for t, h, w in grids for _ in range(t)]
-        values, places = lines_of(rows, sizes, self.family, most * token)
+        values, places = lines_of(rows, sizes, most * token)
         return {
             "pixel_values_videos": values,
             "video_position_ids": places,

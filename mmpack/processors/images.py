@@ -19,14 +19,16 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, MmpackError, require
 from mmpack.files import read_bounded, reading
+from mmpack.processors.kinds import HEAD, brand
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Pillow reads many more, some by running other programs
-IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-PICTURE = "picture"  # in Medium.metadata: format, transparency and thumbnail, by which parity knows a picture again
+# in Medium.metadata: format, frames, transparency and thumbnail, by which parity knows a picture again
+PICTURE = "picture"
 THUMBNAIL = 8  # cells per side
 ORIENTATION = 0x0112  # EXIF tag
 MAX_FILE_BYTES = 2**28  # of an encoded picture
@@ -41,7 +43,8 @@ def rgb_pixels(
     """uint8 [h, w, 3], and the Medium fields that describe the origin.
 
     Bytes and paths (opened only below `root`) are turned upright by their EXIF tag, as transformers' own loader does;
-    an image in memory is taken as it is. `convert` makes RGB of a Pillow image; if not given, Pillow does.
+    an image in memory is taken as it is. `convert` makes RGB of a Pillow image; if not given, Pillow does. Refused are
+    grey levels that don't fit into 8 bits, and files of several frames or pages, of which none was chosen.
     Raises: ArgumentError, MissingExtraError without Pillow.
     """
     pillow = require("PIL.Image", "hf", where)
@@ -52,12 +55,12 @@ def rgb_pixels(
         known["file_hash"] = hashlib.sha256(image).hexdigest()
         opened = decode(bytes(image), where)
         with _decoding(where, ArgumentError):
-            known |= _origin(opened)
+            known |= _origin(opened, where)
             image = require("PIL.ImageOps", "hf", where).exif_transpose(opened)
     if isinstance(image, pillow.Image):
         with _decoding(where, ArgumentError):
-            known = _origin(image) | known
-            pixels = np.asarray(image.convert("RGB")) if convert is None else convert(image)
+            known = _origin(image, where) | known
+            pixels = to_rgb(image, where, convert)
     elif hasattr(image, "__array__"):
         pixels = np.asarray(image)
     else:
@@ -68,7 +71,7 @@ def rgb_pixels(
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
         raise ArgumentError(
             f"{where}: the image has dtype {pixels.dtype} and shape {list(pixels.shape)}, "
-            "expected uint8 [h, w, 3]. Fix: pass RGB pixels, or a Pillow image"
+            "expected uint8 [h, w, 3]. Fix: pass RGB pixels of 8 bits, or a Pillow image"
         )
     known["size"] = (pixels.shape[1], pixels.shape[0])
     as_is = isinstance(image, pillow.Image) and image.mode == "RGB" and image.size == known["size"]
@@ -77,15 +80,45 @@ def rgb_pixels(
     return pixels, {k: v for k, v in known.items() if v is not None}
 
 
+def to_rgb(
+    image: Image, where: str, convert: Callable[[Image], np.ndarray] | None = None
+) -> np.ndarray:
+    """uint8 [h, w, 3] of a Pillow image. Raises: ArgumentError for grey levels that 8 bits don't hold."""
+    pixels = np.asarray(image.convert("RGB")) if convert is None else convert(image)
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        levels = np.asarray(image)
+        if pixels.ndim != 3 or not np.array_equal(pixels[..., 0], levels):
+            raise ArgumentError(
+                f"{where}: the picture has mode {image.mode} with grey levels from {levels.min():g} to {levels.max():g}"
+                ", and its conversion to RGB would clip or round them. Fix: scale it to 8 bits first, for engine and "
+                "trainer alike, such as Image.fromarray((np.asarray(image) / 257).astype(np.uint8)) for 16 bits"
+            )
+    return pixels
+
+
 def decode(data: bytes, where: str, error: type[MmpackError] = ArgumentError) -> Image:
     """The first picture of an encoded file, in its own mode, as it lies in the file.
 
     Raises: `error`, one line that begins with `where`; MissingExtraError without Pillow.
     """
-    pillow = require("PIL.Image", "hf", where)
     with _decoding(where, error):
-        picture: Image = pillow.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+        picture = _opened(io.BytesIO(data), where, error)
         picture.load()
+    return picture
+
+
+def _opened(file: IO[bytes], where: str, error: type[MmpackError] = ArgumentError) -> Image:
+    pillow = require("PIL.Image", "hf", where)
+    pillow.init()
+    readable = [kind for kind in IMAGE_FORMATS if kind in pillow.OPEN]  # AVIF: from Pillow 11.3 on
+    kind = brand(file.read(HEAD))
+    file.seek(0)
+    if kind == "heic" or (kind == "avif" and "AVIF" not in readable):
+        fix = "pip install 'pillow>=11.3'"
+        if kind == "heic":
+            fix = "pass a PNG or JPEG, or with pillow-heif the Pillow image (register_heif_opener(), then Image.open)"
+        raise error(f"{where} is {kind.upper()}, which this Pillow can't decode. Fix: {fix}")
+    picture: Image = pillow.open(file, formats=readable)
     return picture
 
 
@@ -97,6 +130,8 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
             yield
+    except MmpackError:
+        raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning):
         raise error(
             f"{where} has more than {pillow.MAX_IMAGE_PIXELS} pixels, Pillow's limit. Fix: pass a smaller picture"
@@ -105,16 +140,28 @@ def _decoding(where: str, error: type[MmpackError]) -> Iterator[None]:
         raise error(
             f"{where} can't be decoded (unknown format). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
         ) from None
-    except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as e:
+    except (
+        OSError, SyntaxError, ValueError, RuntimeError, EOFError, LookupError, TypeError, struct.error
+    ) as e:  # fmt: skip
         why = " ".join(str(e).split())[:200]
         raise error(
             f"{where} can't be decoded ({why}). Fix: pass a whole {', '.join(IMAGE_FORMATS)} file"
         ) from None
 
 
-def _origin(image: Image) -> dict[str, Any]:
+def _origin(image: Image, where: str) -> dict[str, Any]:
     turned = image.getexif().get(ORIENTATION)
-    about = {} if image.format is None else {"format": image.format}
+    about: dict[str, Any] = {} if image.format is None else {"format": image.format}
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        about |= {"frames": frames, "frame": image.tell()}
+        # further pictures of an MPO are views of the first: its depth, its gain map, a preview
+        if not image.tell() and image.format != "MPO":
+            raise ArgumentError(
+                f"{where}: the {image.format} holds {frames} frames or pages, and the model would see the first only. "
+                "Fix: pass one, such as image.copy() after image.seek(k), each as a picture, or all as a video: "
+                '(frames, {"fps": …})'
+            )
     return {
         PICTURE: about | _transparency(image),
         "decoded_size": image.size,
@@ -157,11 +204,10 @@ def file_below(path: str | Path, root: Path | None, where: str) -> tuple[bytes, 
     Its size and its header are looked at before it is read. Raises: ArgumentError, MissingExtraError without Pillow.
     """
     whole, inside = path_below(path, root, where)
-    pillow = require("PIL.Image", "hf", where)
 
     def look(file: IO[bytes]) -> None:
         with _decoding(where, ArgumentError):
-            pillow.open(file, formats=IMAGE_FORMATS)
+            _opened(file, where)
 
     try:
         return read_bounded(whole, MAX_FILE_BYTES, look), inside

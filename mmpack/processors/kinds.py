@@ -12,7 +12,17 @@ HEAD = 189  # bytes that decide: two packets of MPEG-TS
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
 _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
 
-_SOUNDS = (b"fLaC", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
+_SOUNDS = (
+    b"fLaC",
+    b"ID3",
+    b"\xff\xfb",
+    b"\xff\xfa",
+    b"\xff\xf3",
+    b"\xff\xf2",
+    b"\xff\xf1",
+    b"\xff\xf9",
+)
+_SOUND_BRANDS = (b"M4A ", b"M4B ", b"M4P ", b"F4A ", b"F4B ")
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
@@ -35,15 +45,32 @@ def kind_of_item(item: Any) -> str | None:
 
 
 def is_picture(head: bytes) -> bool:
-    """Does a file that begins so hold a picture of a format that is read?"""
-    return head.startswith(_PICTURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    """Does a file that begins so hold a picture?"""
+    webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    return webp or head.startswith(_PICTURES) or brand(head) in ("avif", "heic")
+
+
+def brand(head: bytes) -> str | None:
+    """`avif`, `heic` or `audio` by the brand of an MP4-like file that begins so; None of videos and of other files."""
+    name, others = head[8:12], head[16 : int.from_bytes(head[:4])]
+    if head[4:8] != b"ftyp":
+        return None
+    if name in (b"mif1", b"msf1"):  # pictures of any codec
+        name = b"avif" if b"avif" in others or b"avis" in others else b"heic"
+    if name in (b"avif", b"avis"):
+        return "avif"
+    if name[:3] in (b"hei", b"hev"):
+        return "heic"
+    return "audio" if name in _SOUND_BRANDS else None
 
 
 def kind_of_file(head: bytes) -> str:
     """`audio` or `video` if a file that begins so is one; else `image`. Ogg may be either, and counts as video."""
-    if head.startswith(_SOUNDS) or (head[:4] == b"RIFF" and head[8:12] == b"WAVE"):
+    riff = head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+    aiff = head[:4] == b"FORM" and head[8:11] == b"AIF"
+    if riff or aiff or head.startswith(_SOUNDS) or brand(head) == "audio":
         return "audio"
-    video = head[4:8] in _BOXES or head.startswith(_STARTS)
+    video = (head[4:8] in _BOXES and not is_picture(head)) or head.startswith(_STARTS)
     video |= head[:4] == b"RIFF" and head[8:12] == b"AVI "
     video |= head[:1] == b"\x47" and head[188:189] == b"\x47"
     return "video" if video else "image"

@@ -78,14 +78,9 @@ def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
 
 
 def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:
-    """[t, longest, patch_dim] of pictures of one size, places [t, longest, 2] (-1: padding), as rows of patches.
-
-    In lines a patch is height, width, channels; in rows channels, height, width.
-    """
-    size = family.patch_size
+    """[t, longest, patch_dim] of pictures of one size, places [t, longest, 2] (-1: padding), as rows of patches."""
     w, h = (int(n) + 1 for n in places[0].max(axis=0))
-    cells = lines[:, : h * w].reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
-    rows = np.ascontiguousarray(cells).reshape(len(lines) * h * w, family.patch_dim)
+    rows = np.ascontiguousarray(lines[:, : h * w]).reshape(len(lines) * h * w, family.patch_dim)
     return Processed((len(lines), h, w), rows)
 
 

@@ -21,7 +21,7 @@ from mmpack.families import Family, get_family
 from mmpack.layout.fingerprint import cache_key, content_hash, embedding_settings, fingerprint
 from mmpack.processors.cache import MediaCache
 from mmpack.processors.frame_processor import resized_by_utils
-from mmpack.processors.images import path_below
+from mmpack.processors.images import path_below, to_rgb
 from mmpack.processors.pixels import AS_BYTES, as_bytes, patches_of_lines
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
@@ -32,6 +32,7 @@ from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe
 from mmpack.video.policies.base import ASSUMED_FPS, Choice
+from mmpack.video.policies.resize import Size
 from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:
@@ -221,8 +222,10 @@ class VideoReader:
         """Frames that were sampled elsewhere, with the names of transformers' and vLLM's metadata.
 
         `fps` of None: nobody knows it, and transformers' guess counts. `total_num_frames` is the whole file's; of a cut
-        by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves.
+        by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves. `width`
+        and `height` are the file's, before its loader resized the frames. Raises: ArgumentError where they contradict.
         """
+        about = {name: about[name] for name in about}  # transformers' own has no working `get`
         odd = [name for name in about if name not in _ABOUT]
         if "fps" not in about or odd:
             what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"
@@ -238,13 +241,8 @@ class VideoReader:
         if rate is not None and not 0 < rate < math.inf:
             raise ArgumentError(f"{place}, fps is {rate:g}. Fix: {fix}")
         indices = _numbers_of(about.get("frames_indices"), len(frames), place)
-        fix = "pass the number of frames in the whole file, or leave it out"
-        total = read_value(
-            f"{place}, total_num_frames", "int | None", about.get("total_num_frames"), fix
-        )
-        if total is not None and total < 1:
-            raise ArgumentError(f"{place}, total_num_frames is {total}. Fix: {fix}")
-        total = int(indices[-1]) + 1 if total is None else total
+        fps = ASSUMED_FPS if rate is None else rate
+        total = _total_of(about, indices, fps, place)
         if indices[-1] >= total:
             raise ArgumentError(
                 f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils "
@@ -252,12 +250,18 @@ class VideoReader:
                 "Fix: pass the file's total_num_frames, with the cut's video_start and video_end as "
                 "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
             )
-        height, width = frames.shape[1:3]
-        fps = ASSUMED_FPS if rate is None else rate
+        if read_value(
+            f"{place}, do_sample_frames", "bool | None", about.get("do_sample_frames"), _FIX_AGAIN
+        ):
+            raise ArgumentError(
+                f"{place}, do_sample_frames is true, but frames handed in are not sampled again. Fix: {_FIX_AGAIN}"
+            )
+        loaded = (frames.shape[2], frames.shape[1])
+        width, height = _size_of(about, loaded, place)
         info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
         resize = getattr(settings, "do_resize", None) is not False
-        choice = Choice(indices, fps, fps_assumed=rate is None, resize=resize)
+        choice = Choice(indices, fps, fps_assumed=rate is None, loaded_size=loaded, resize=resize)
         return plan_of(policy, settings, info, choice)
 
 
@@ -271,6 +275,8 @@ _ABOUT = {
     "height",
     "do_sample_frames",
 }
+_FIX_AGAIN = "pass the frames to keep and do_sample_frames=False, or pass the file"
+_SLACK = 0.01  # of a duration that is rounded, or of a file whose sound is a little longer
 
 
 def _laid_out(
@@ -319,7 +325,7 @@ def _patches(out: Any, family: Family) -> tuple[tuple[int, ...], np.ndarray]:
 def _as_frames(video: Any, where: str) -> np.ndarray:
     """uint8 [n, h, w, 3] of an array, a tensor or a list of pictures. Raises: ArgumentError."""
     if isinstance(video, (list, tuple)):
-        pictures = [np.asarray(p.convert("RGB") if hasattr(p, "convert") else p) for p in video]
+        pictures = [to_rgb(p, where) if hasattr(p, "convert") else np.asarray(p) for p in video]
         shapes = {p.shape for p in pictures}
         frames = np.stack(pictures) if len(shapes) == 1 else np.zeros(0)
     else:
@@ -349,6 +355,50 @@ def _numbers_of(given: Any, count: int, place: str) -> np.ndarray:
         if high < low:
             raise ArgumentError(f"{place}, frames_indices has {high} after {low}. Fix: {fix}")
     return numbers
+
+
+def _total_of(about: Mapping[str, Any], indices: np.ndarray, fps: float, place: str) -> int:
+    """Frames in the whole file: `total_num_frames`, else by `duration`, else up to the last of `indices`.
+
+    Raises: ArgumentError where these contradict each other, or the number of frames.
+    """
+    fix = "pass the number of frames in the whole file, or leave it out"
+    name, given = f"{place}, total_num_frames", about.get("total_num_frames")
+    total = read_value(name, "int | None", given, fix)
+    if total is not None and total < 1:
+        raise ArgumentError(f"{name} is {total}. Fix: {fix}")
+    sampled = about.get("frames_indices") is not None
+    if not sampled and total not in (None, len(indices)):
+        raise ArgumentError(
+            f"{place} has no frames_indices, but there are {len(indices)} frames of {total} (total_num_frames). "
+            "Fix: pass frames_indices, each frame's number in the file"
+        )
+    fix = "pass the seconds of the whole file, with its fps and total_num_frames, or leave it out"
+    seconds = read_value(f"{place}, duration", "float | None", about.get("duration"), fix)
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ArgumentError(f"{place}, duration is {seconds:g}. Fix: {fix}")
+    last = int(indices[-1]) + 1
+    if total is None:
+        total = max(last, round(seconds * fps)) if sampled and seconds else last
+    if seconds is not None and abs(seconds - total / fps) > _SLACK * seconds + 1 / fps:
+        raise ArgumentError(
+            f"{place}, duration is {seconds:g} s, but {total} frames at {fps:g} per second take {total / fps:g} s. "
+            f"Fix: {fix}"
+        )
+    return total
+
+
+def _size_of(about: Mapping[str, Any], loaded: Size, place: str) -> Size:
+    """`width` and `height` of the file; without them, the frames'. Raises: ArgumentError."""
+    fix = "pass the file's width and height, or neither"
+    given = [
+        read_value(f"{place}, {n}", "int | None", about.get(n), fix) for n in ("width", "height")
+    ]
+    if given == [None, None]:
+        return loaded
+    if None in given or min(given) < 1:
+        raise ArgumentError(f"{place}, width and height are {given[0]} and {given[1]}. Fix: {fix}")
+    return given[0], given[1]
 
 
 def _check_unchanged(found: _Found, recorded: Medium, content: str, key: str, where: str) -> None:

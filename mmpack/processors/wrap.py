@@ -115,7 +115,14 @@ def wrap_processor(
     if pixels == "uint8":
         for name in ("image_processor", "video_processor"):
             if parts[name] is not None:
-                byte_values(vision_settings(parts[name]))  # raises where there is no such table
+                values = byte_values(
+                    vision_settings(parts[name])
+                )  # raises where there is no such table
+                if about.pixel_layout == "padded" and (values != values[0]).any():
+                    raise ArgumentError(
+                        f"wrap_processor: pixels='uint8', but {name} normalises the channels of {about.name} unlike, "
+                        "and its patches hold them last. Fix: pass pixels='float32'"
+                    )
     return Processor(
         **parts,
         family=about,

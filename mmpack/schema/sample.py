@@ -6,7 +6,7 @@ Ids are expanded (one per vision token) and never padded; spans are half-open to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ SCHEMA_VERSION = "2"
 VERSIONS = ("1", "2")  # that are read and written
 # what the engine did, to be replayed: fields that version 1 does not have
 REPLAY = ("kept_ids", "teachers", "routed_experts")
-# in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once
+# in `metadata`: sha256:<64 hex> of the decoded loss tokens (special tokens kept), all loss spans at once, and
+# /<16 hex> of their ids (`layout.fingerprint.response_hash`)
 RESPONSE_TEXT_KEY = "response_text_sha256"
 COORDINATE_SYSTEMS = ("absolute_pixels", "normalized_1", "normalized_1000")
 FINISH_REASONS = ("stop", "length", "tool", "abort")
@@ -165,8 +166,7 @@ class Sample(Record, Drawn):
         sample: Sample = super().from_dict(value, where)
         for fault in shape_faults(sample, f"{where}."):
             raise fault
-        _unpad(sample)
-        return sample
+        return unpadded(sample)
 
     def to_dict(self, numpy: bool = False) -> dict[str, Any]:
         """As `Record.to_dict`. Raises: TraceError (MM012) for a sample of version 1 with a field of version 2."""
@@ -291,19 +291,33 @@ def _of_version_1(value: dict[str, Any], where: str) -> dict[str, Any]:
     return known
 
 
-def _unpad(sample: Sample) -> None:
-    """Cut off the padding that `attention_mask` shows. Holes within stay: a rule names them."""
-    mask = sample.attention_mask
+def unpadded(sample: Sample) -> Sample:
+    """The sample without the padding that `attention_mask` shows: ids at an end, all the family's pad id, or several
+    of another one.
+
+    A copy, if there is some. Other ids that are masked stay, as holes within do: a rule names them.
+    """
+    mask, ids = sample.attention_mask, sample.input_ids
     if mask is None:
-        return
+        return sample
     kept = np.flatnonzero(mask)
     start, stop = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+    pad = FAMILIES[sample.family].pad_token_id
+    start = start if _is_padding(ids[:start], pad) else 0
+    stop = stop if _is_padding(ids[stop:], pad) else len(mask)
     if (start, stop) == (0, len(mask)):
-        return
-    sample.metadata = keep_unknown(sample.metadata, {"padding": [start, len(mask) - stop]})
-    sample.input_ids = sample.input_ids[start:stop].copy()
-    sample.attention_mask = mask[start:stop].copy()
-    if sample.position_ids is not None:
-        sample.position_ids = np.ascontiguousarray(sample.position_ids[:, start:stop])
-    if sample.routed_experts is not None:
-        sample.routed_experts = sample.routed_experts[start:stop].copy()
+        return sample
+    cut = slice(start, stop)
+    positions, routes = sample.position_ids, sample.routed_experts
+    return replace(
+        sample,
+        input_ids=ids[cut].copy(),
+        attention_mask=mask[cut].copy(),
+        position_ids=None if positions is None else np.ascontiguousarray(positions[:, cut]),
+        routed_experts=None if routes is None else routes[cut].copy(),
+        metadata=keep_unknown(sample.metadata, {"padding": [start, len(mask) - stop]}),
+    )
+
+
+def _is_padding(ids: np.ndarray, pad: int) -> bool:
+    return bool((ids == ids[:1]).all()) and (len(ids) != 1 or int(ids[0]) == pad)

@@ -42,6 +42,9 @@ def decode(
         cache: frames decoded before, by this process or another.
         limits: what a file may cost.
 
+    A cut between two packets of a file whose format doesn't mark the end (MPEG-TS, FLV, IVF, or one that was streamed)
+    can't be known: it reads as a shorter video.
+
     Raises: ArgumentError (frames that the stream doesn't have, a plan of another video), VideoError (no video, cut,
     empty, broken, over `limits`), BackendError (the named backend can't read this stream), MissingExtraError.
     """

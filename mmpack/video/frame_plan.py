@@ -18,7 +18,7 @@ import numpy as np
 from mmpack.errors import ArgumentError
 from mmpack.schema.media import Medium
 from mmpack.video.policies.registry import policy_of
-from mmpack.video.recorded_plan import READER_BEFORE_READERS, recorded_fields
+from mmpack.video.recorded_plan import READER_BEFORE_READERS, are_times_of, recorded_fields
 from mmpack.video.values import read_value
 
 _FIX = "read what to_json wrote"
@@ -169,7 +169,8 @@ def _check(plan: FramePlan) -> None:
         "fps": _is_positive(plan.fps),
         "second_per_grid_ts": plan.second_per_grid_ts is None
         or _is_positive(plan.second_per_grid_ts),
-        "timestamps": _are_times(plan.timestamps, len(frames)),
+        "timestamps": _are_times(plan.timestamps, len(frames))
+        and are_times_of(plan.indices, plan.timestamps, plan.fps),
         "container_timestamps": _are_times(plan.container_timestamps, len(frames)),
         "patch_timestamps": _are_times(plan.patch_timestamps, patches),
     }

@@ -91,7 +91,8 @@ def _check(medium: Medium, read: dict[str, Any], patch: int) -> None:
         "grid_thw": min(read["grid_thw"]) > 0 and read["grid_thw"][0] == patches,
         "size": min(read["size"]) > 0,
         "decoded_size": min(read["decoded_size"]) > 0,
-        "frame_timestamps": len(times) == len(indices) and all(map(math.isfinite, times)),
+        "frame_timestamps": len(times) == len(indices)
+        and are_times_of(indices, times, read["fps"] or ASSUMED_FPS),
     }
     wrong = next((name for name, holds in right.items() if not holds), None)
     if wrong is not None:
@@ -99,6 +100,11 @@ def _check(medium: Medium, read: dict[str, Any], patch: int) -> None:
             f"FramePlan: {wrong} of {medium.media_id!r:.60} is {read[wrong]!r:.60}, of {len(indices)} frames. "
             f"Fix: {_FIX}"
         )
+
+
+def are_times_of(indices: tuple[int, ...], times: tuple[float, ...], fps: float) -> bool:
+    """Is each time its index over `fps`, up to rounding? All policies count so."""
+    return all(abs(t * fps - i) <= 1e-3 * (i + fps) for i, t in zip(indices, times, strict=True))
 
 
 def _is_unknown_or_positive(value: float | None) -> bool:

@@ -1,5 +1,6 @@
 """Batches and models that were changed after they were made: one line that says what, and the fix."""
 
+import copy
 import importlib.metadata
 
 import pytest
@@ -10,7 +11,7 @@ from support.tiny_models import tiny_qwen2_5_vl
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.errors import ModelError, SchemaError
 
 pytestmark = pytest.mark.adapter
@@ -48,3 +49,75 @@ def test_an_attention_that_is_only_in_the_config():
     model.config.text_config._attn_implementation = "flash_attention_2"
     with pytest.raises(ModelError, match=r"attention is 'flash_attention_2'.* Fix: .*'sdpa'"):
         packed_logprobs(model, batch)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_labels_beside_shared_rows(wrapped):
+    """The row after a prefix is the first sample's: labels shifted by a row would score the others by it."""
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x")]
+    both = with_pixels([make_sample([*prompt, ("response", [n, 3])], f"s{n}") for n in (1, 2)])
+    model = tiny_qwen2_5_vl()
+    if wrapped:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).eval()
+    with attach(model):
+        batch = mp.pack(both, share_prefix=True)
+        inputs, labels = model_inputs(batch, model), batch.input_ids[None]
+        assert model(**inputs).loss is None
+        with pytest.raises(ModelError, match=r"labels .* a prefix.* Fix: .*packed_logprobs"):
+            model(**inputs, labels=labels)
+        shifted = labels.roll(-1)
+        assert model(**inputs, labels=labels, shift_labels=shifted).loss > 0  # shifted by hand
+
+        batch = mp.pack(both)
+        inputs, labels = model_inputs(batch, model), torch.full_like(batch.input_ids, -100)
+        labels[batch.loss_rows.long() + 1] = batch.loss_targets
+        loss = model(**inputs, labels=labels[None]).loss
+        assert abs((loss + packed_logprobs(model, batch).mean()).item()) <= 1e-5
+        labels[batch.cu_seqlens[1]] = 7
+        with pytest.raises(ModelError, match=r"a sample's first label is not -100"):
+            model(**inputs, labels=labels[None])
+    padded = mp.pad(both)
+    assert model(**model_inputs(padded, model), labels=padded.input_ids).loss > 0
+
+
+def replaced(batch, name):
+    changed = getattr(batch, name).clone()
+    changed[..., 1] += 1
+    setattr(batch, name, changed)
+
+
+CHANGES = {
+    "in place": lambda batch, name: getattr(batch, name)[..., 1].add_(1),
+    "by numpy": lambda batch, name: getattr(batch, name).numpy()[..., 1].__iadd__(1),
+    "another tensor": replaced,
+}
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad])
+@pytest.mark.parametrize("name", ["input_ids", "position_ids"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_were_changed_after_packing(make, name, change):
+    """Loss tokens, media and attention stay those of the samples, and nothing else would say so."""
+    says = rf"the batch's {name} are not those .* Fix: change the samples"
+    with attach(tiny_qwen2_5_vl()) as model:
+        for batch in (make(samples()), copy.deepcopy(make(samples())).to("cpu")):
+            packed_logprobs(model, batch)
+            CHANGES[change](batch, name)
+            for use in (
+                lambda b: packed_logprobs(model, b),
+                lambda b: model_inputs(b, model),
+                lambda b: b.to("meta"),
+            ):
+                with pytest.raises(mp.ArgumentError, match=says):
+                    use(batch)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "position_ids"])
+def test_rows_that_were_changed_on_a_device(name):
+    """Where values are not read, as on a GPU: `meta` has none."""
+    batch = mp.pack(samples()).to("meta")
+    batch.check_unchanged()
+    getattr(batch, name).add_(1)
+    with pytest.raises(mp.ArgumentError, match=f"the batch's {name} are not those"):
+        batch.check_unchanged()

@@ -1,5 +1,7 @@
 """packed_logprobs of DistributedDataParallel, two ranks: gradients of the whole model in one process."""
 
+import warnings
+
 import pytest
 import torch
 from support.models import smallest_qwen2_5_vl, with_pixels
@@ -76,7 +78,36 @@ def check(rank, ranks, tied, unused, reentrant, entropy):
         loss.backward()
         assert not is_attached(parallel)
         assert_gradients(model, wanted, (tied, unused, reentrant))
+    with attach(model):
+        with pytest.warns(mp.MmpackWarning, match=r"in DistributedData.* Fix: pass the wrapper"):
+            packed_logprobs(model, first)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", mp.MmpackWarning)
+            packed_logprobs(model, first)  # said once
     with torch.no_grad(), attach(parallel):
         alone = packed_logprobs(model, first)
         assert torch.equal(packed_logprobs(parallel, first), alone)
         parallel(**model_inputs(first, parallel))
+
+
+def test_the_model_without_its_wrapper_warns(tmp_path, monkeypatch):
+    """It would train on unreduced gradients. Not without gradients, for one rank, or where nothing wraps the model."""
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        model, other = smallest_qwen2_5_vl(), torch.nn.ModuleList([smallest_qwen2_5_vl()])
+        (batch, _), held = batches()[1], [DistributedDataParallel(m) for m in (model, other)]
+        (other,) = other  # a module that calls it, as Lightning's do, is what DDP wraps
+        with attach(model), attach(other):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", mp.MmpackWarning)
+                packed_logprobs(model, batch)
+                monkeypatch.setattr(group, "get_world_size", lambda *_: 2)
+                packed_logprobs(other, batch)
+                with torch.no_grad():
+                    packed_logprobs(model, batch)
+            with pytest.warns(mp.MmpackWarning, match=r"its \.module.* Fix: pass the wrapper"):
+                packed_logprobs(model, batch)
+        del held
+    finally:
+        group.destroy_process_group()

@@ -1,14 +1,30 @@
-"""Heads that PEFT changed: values and gradients of full logits, made by the model's own forward and float64 softmax."""
+"""Heads and forwards that were changed: values and gradients of full logits, by the model's own forward.
+
+By PEFT, by hooks, by accelerate, by hand; softmax in float64.
+"""
+
+import functools
 
 import pytest
 import torch
 from support.families import mixed_batch
 from support.kept_ids import draw_support, values
 from support.models import relative_difference, smallest_qwen2_5_vl
+from torch.nn.utils import parametrize
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, heads, model_inputs, packed_logprobs
-from mmpack.errors import ArgumentError
+from mmpack.adapters.transformers import (
+    attach,
+    heads,
+    kv_bytes_per_token,
+    model_inputs,
+    packed_listed_logprobs,
+    packed_logprobs,
+    prefix_logprobs,
+)
+from mmpack.cache import PrefixIndex, RowStore
+from mmpack.errors import ArgumentError, ModelError
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.adapter
@@ -32,7 +48,7 @@ def wrapped(settings):
 
 def of_full_logits(model, batch):
     """Logprobs and entropies [N] of logits [T, V] of every row, by the model's own forward and torch's softmax."""
-    logits = model(**model_inputs(batch, model)).logits[0].double()
+    logits = model(**model_inputs(batch, model)).logits.flatten(0, 1).double()
     logp = torch.log_softmax(logits[batch.loss_rows.long()] / 0.7, -1)
     return logp.gather(1, batch.loss_targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
@@ -118,3 +134,177 @@ def test_the_head_gets_its_budget():
             mp.ArgumentError, match=r"memory_budget is -1.*Fix: pass bytes, or None"
         ):
             packed_logprobs(model, batch, memory_budget=-1)
+
+
+def scaled(module, args, out):
+    return out * 3
+
+
+def by_accelerate(head, hook=None):
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(
+        head, hook or hooks.AlignDevicesHook(execution_device="cpu", offload=True)
+    )
+
+
+def scaled_by_accelerate(head):
+    class Scaled(pytest.importorskip("accelerate.hooks").ModelHook):
+        def post_forward(self, module, output):
+            return output * 3
+
+    by_accelerate(head, Scaled())
+
+
+def with_forward(module, change):
+    own = module.forward
+
+    @functools.wraps(own)
+    def forward(*args, **kwargs):
+        return change(own, *args, **kwargs)
+
+    module.forward = forward
+
+
+def scaled_logits(own, *args, **kwargs):
+    out = own(*args, **kwargs)
+    out.logits = out.logits * 3
+    return out
+
+
+def scaled_in_place(own, *args, **kwargs):
+    out = own(*args, **kwargs)
+    out.logits *= 3
+    return out
+
+
+def in_bfloat16(own, *args, **kwargs):
+    with torch.autocast("cpu", torch.bfloat16):
+        return own(*args, **kwargs)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return weight * 2
+
+
+# what is done to the head, which packed_logprobs runs
+ON_HEADS = {
+    "a pre-hook": lambda h: h.register_forward_pre_hook(lambda m, args: (args[0] * 3,)),
+    "a hook": lambda h: h.register_forward_hook(scaled),
+    "a hook with keywords": lambda h: h.register_forward_hook(
+        lambda m, args, kwargs, out: out * 3, with_kwargs=True
+    ),
+    "a hook on [B, T, V]": lambda h: h.register_forward_hook(
+        lambda m, args, out: out.index_fill(2, torch.tensor([3, 5]), -50.0)
+    ),
+    "a hook that reads": lambda h: h.register_forward_hook(lambda m, args, out: None),
+    "two hooks": lambda h: [h.register_forward_hook(scaled) for _ in range(2)],
+    "a forward of its own": lambda h: with_forward(h, lambda own, x: own(x) * 3),
+    "a parametrization": lambda h: parametrize.register_parametrization(h, "weight", Doubled()),
+    "compiled": lambda h: h.compile(backend="eager"),
+    "weight norm": lambda h: torch.nn.utils.weight_norm(h),
+    "accelerate's hook": by_accelerate,
+    "a hook through accelerate": scaled_by_accelerate,
+}
+# the same of the whole model
+ON_MODELS = {
+    "compiled": lambda m: m.compile(backend="eager"),
+    "autocast": lambda m: with_forward(m, in_bfloat16),
+    "a hook that reads": lambda m: m.register_forward_hook(lambda m, args, out: None),
+    "other embeddings": lambda m: m.get_input_embeddings().register_forward_hook(scaled),
+    "accelerate's hook": by_accelerate,
+}
+
+
+def check_runs(model, batch):
+    with attach(model):
+        ours = packed_logprobs(model, batch, 0.7, entropy=True)
+        wanted = of_full_logits(model, batch)
+        listed, _ = packed_listed_logprobs(model, batch, 0.7)
+        found, expected = gradients_of(ours, model), gradients_of(wanted, model)
+    for own, full in zip((*ours, listed), (*wanted, wanted[0]), strict=True):
+        assert (own - full).abs().max() <= 1e-5
+    assert relative_difference(found, expected) <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("kind", ON_HEADS)
+def test_what_is_put_on_a_head_is_run(kind, monkeypatch):
+    monkeypatch.setattr(heads, "CHUNK", 7)
+    model, batch = (
+        smallest_qwen2_5_vl(tied=False),
+        mp.pack(mixed_batch("qwen2_5_vl"), share_prefix=True),
+    )
+    ON_HEADS[kind](model.lm_head)
+    if kind == "weight norm":  # recomputed in each forward
+        with torch.no_grad():
+            model.lm_head.weight_g.mul_(3)
+    check_runs(model, batch)
+    (sample,) = mixed_batch("qwen2_5_vl")[-1:]
+    wanted = of_full_logits(model, mp.pad([sample]))[0]
+    index = PrefixIndex(2**20, bytes_per_token=kv_bytes_per_token(model))
+    found = prefix_logprobs(
+        model, sample, index, RowStore(index.num_rows), temperature=0.7, weights="1"
+    )
+    assert (found.logprobs - wanted).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ON_MODELS)
+def test_what_is_put_on_a_model_is_run(kind):
+    model, batch = smallest_qwen2_5_vl(), mp.pack(mixed_batch("qwen2_5_vl"), share_prefix=True)
+    before = of_full(model, batch)
+    ON_MODELS[kind](model)
+    with attach(model):
+        ours, wanted = packed_logprobs(model, batch, 0.7), of_full_logits(model, batch)[0]
+    assert (ours - wanted).abs().max() <= (2e-2 if kind == "autocast" else 1e-5)
+    if kind in ("autocast", "other embeddings"):
+        assert (ours - before).abs().max() > 1e-3
+
+
+def of_full(model, batch):
+    with attach(model):
+        return of_full_logits(model, batch)[0]
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda m: with_forward(m, scaled_logits),
+        lambda m: with_forward(m, scaled_in_place),
+        lambda m: m.register_forward_hook(lambda m, args, out: scaled_logits(lambda: out)),
+        lambda m: with_forward(m, lambda own, **inputs: own(**inputs | {"logits_to_keep": 5})),
+    ],
+    ids=["logits", "in place", "a hook", "some rows"],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_forward_that_changes_its_logits(put, inference):
+    """`model(**model_inputs(…))` has what the model's forward makes; packed_logprobs would not."""
+    model, batch = smallest_qwen2_5_vl(), mp.pack(mixed_batch("qwen2_5_vl"))
+    put(model)
+    with attach(model), torch.inference_mode(inference):
+        for passed in (packed_logprobs, packed_listed_logprobs):
+            with pytest.raises(
+                ModelError,
+                match=r"(the model's forward changes the logits .* Fix: .*selected_logprobs|gets 5 of the batch's 125)",
+            ):
+                passed(model, batch)
+
+
+def test_a_cached_prefix_runs_no_forward_of_its_own():
+    model, (sample,) = smallest_qwen2_5_vl(), mixed_batch("qwen2_5_vl")[-1:]
+    with_forward(model, scaled_logits)
+    index = PrefixIndex(2**20, bytes_per_token=kv_bytes_per_token(model))
+    with pytest.raises(ModelError, match="the model's forward was changed"):
+        prefix_logprobs(model, sample, index, RowStore(index.num_rows))
+
+
+def test_a_forward_that_leaves_out_its_head():
+    class Own(type(smallest_qwen2_5_vl())):
+        def forward(self, **inputs):
+            hidden = self.model(**inputs).last_hidden_state
+            return CausalLMOutputWithPast(logits=hidden @ self.lm_head.weight.T)
+
+    model, batch = smallest_qwen2_5_vl(), mp.pack(mixed_batch("qwen2_5_vl"))
+    model.__class__ = Own
+    with attach(model), pytest.raises(ModelError, match="does not run its head"):
+        packed_logprobs(model, batch)

@@ -325,3 +325,51 @@ def test_layouts_of_linear_attention_are_alike(models):
     for options in ({"layout": "shared"}, {"layout": "alone", "dtype": torch.bfloat16}):
         report = mp.probe.run(packed, probe_side(model, **options), samples, contract=contract)
         assert report.ok and report.only == ([], []), (options, report.text())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ((2, 7, 5), True),  # [B, S, H]
+        ((3, 2, 7, 5), True),  # [k, B, S, d]
+        ((2, 4, 7, 5), True),  # [B, heads, S, d]
+        ((2, 2, 7, 5), True),  # as many heads as samples
+        ((2, 7, 7, 5), False),  # as many heads as rows: which is which?
+        ((14, 5), True),
+        ((4, 9, 5), False),
+    ],
+)
+def test_rows_by_their_axes(sizes, found):
+    """B 2, S 7: a value that is its row's number lies at that row."""
+    number = torch.arange(14.0)
+    if sizes == (14, 5):
+        tensor = number[:, None].expand(sizes)
+    elif sizes in ((2, 7, 5), (3, 2, 7, 5)):
+        tensor = number.view(2, 7, 1).expand(sizes)
+    elif len(sizes) == 4:
+        tensor = number.view(2, 1, 7, 1).expand(2, sizes[1], 7, 5)
+    else:
+        tensor = torch.zeros(sizes)
+    rows = as_rows(tensor, 14, (2, 7))
+    assert (rows is not None) is found
+    if found:
+        assert torch.equal(rows, number[:, None].expand(rows.shape))
+
+
+def test_modules_without_rows_that_can_be_told_are_named(monkeypatch):
+    from mmpack.adapters.transformers import probe_hooks
+
+    real = probe_hooks.as_rows
+    monkeypatch.setattr(
+        probe_hooks, "as_rows", lambda t, *a: None if t.shape[-1] == 77 else real(t, *a)
+    )
+    samples, model = mixed_batch("qwen2_5_vl"), small_model("qwen2_5_vl")
+    layer = model.model.language_model.layers[0].mlp
+    width = layer.gate_proj.in_features
+    layer.gate_proj, layer.up_proj = (torch.nn.Linear(width, 77, bias=False) for _ in range(2))
+    layer.down_proj = torch.nn.Linear(77, width, bias=False)
+    sides = [probe_side(model, name, layout="packed") for name in "ab"]
+    report = mp.probe.run(*sides, samples)
+    assert report.ok
+    (note,) = [line for line in report.notes if "can't be told" in line]
+    assert "layers.0.mlp" in note and note.endswith("not compared")

@@ -299,13 +299,13 @@ def test_generated_ids_are_trained_on_and_nothing_is_rendered_again(build, rows,
         rollouts.extend(row[m.bool()].tolist() for row, m in zip(out, whole, strict=True))
         return out
 
-    def spy_pack(samples, **kwargs):
+    def spy_pack(samples, model):
         packs.append(samples)
-        return pack(samples, **kwargs)
+        return pack(samples, model)
 
-    pack = grpo.pack
+    pack = grpo.pack_shared
     monkeypatch.setattr(trainer.model, "generate", spy_generate)
-    monkeypatch.setattr(grpo, "pack", spy_pack)
+    monkeypatch.setattr(grpo, "pack_shared", spy_pack)
     outputs = generated(trainer, rows)
 
     samples = [s for part in packs for s in part]

@@ -261,7 +261,7 @@ def test_groups_have_numbers(items, processed, fixture):
 def test_to_a_trace_file_without_open_pictures(replayed, fixture, tmp_path):
     items = replayed
     samples = to_samples(items, fixture.processor)
-    with pytest.raises(MmpackError, match="type Image"):
+    with pytest.raises(MmpackError, match="type PngImageFile"):
         mp.write_trace(tmp_path / "t.jsonl", samples)
     for item in items:
         item.multimodal_inputs = None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import wave
 
+import av
 import numpy as np
 import pytest
 import soundfile
 
 import mmpack as mp
 from mmpack.audio import Limits, decode
+from mmpack.audio.whole import ogg_ends
 
 
 def sine(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
@@ -88,6 +91,7 @@ HOSTILE = {
     "flac": b"fLaC" + b"\xff" * 99,
     "ogg": b"OggS" + b"\0" * 99,
     "mp3": b"ID3" + b"\xff" * 99,
+    "a video": b"\0\0\0\x18ftypisom" + bytes(99),
 }
 
 
@@ -108,9 +112,119 @@ def test_limits():
         decode(data, limits=Limits(max_file_bytes=100))
 
 
-def test_a_header_that_claims_more_allocates_what_is_there():
-    found, _ = decode(_wav(10**8, data=b"\1\0" * 500))
-    assert len(found) == 500
+def written(format: str, samples: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format=format, **options)
+    return file.getvalue()
+
+
+NOISE = 0.1 * np.random.default_rng(0).standard_normal(40_001)
+FORMATS = ["WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3"]
+UNCUT = {name: written(name, NOISE) for name in FORMATS}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kept", [0.5, 0.93, 0.999])
+def test_a_file_that_was_cut_is_refused(format, kept):
+    whole = UNCUT[format]
+    assert len(decode(whole)[0]) == len(NOISE)
+    with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples"):
+        decode(whole[: int(kept * len(whole))])
+
+
+def test_a_header_that_claims_more_is_refused_and_allocates_what_is_there():
+    with pytest.raises(mp.AudioError, match=r"was cut: it lacks 199999000 bytes that its header"):
+        decode(_wav(10**8, data=b"\1\0" * 500))
+
+
+def test_sounds_without_a_length_are_read_whole():
+    """As a pipe writes them, which can't go back: no length can be compared."""
+    for size in (2**32 - 1, 2**31 - 1, 0x7FFFF000):
+        data = bytearray(as_wav(sine(16_000), 16_000))
+        data[4:8], data[40:44] = struct.pack("<I", 2**32 - 1), struct.pack("<I", size)
+        assert len(decode(bytes(data))[0]) == 8_000
+    odd = written("WAV", NOISE[:30_001], subtype="PCM_U8")  # a byte of padding
+    assert len(decode(odd)[0]) == 30_001
+    assert len(decode(UNCUT["WAV"] + b"LIST\x88\x13\0\0cut")[0]) == len(NOISE)
+
+
+def frames_of_mp3(data: bytes) -> list[int]:
+    """Where each frame begins, and the file's end: MPEG-2 layer III of libsndfile, by its own table."""
+    rates = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # kbit/s
+    at, found = 0, []
+    while at < len(data):
+        assert data[at] == 0xFF and data[at + 1] & 0xFE == 0xF2
+        found.append(at)
+        at += 72 * 1000 * rates[(data[at + 2] >> 4) - 1] // 16_000 + (data[at + 2] >> 1 & 1)
+    return [*found, at]
+
+
+def test_mp3s_are_counted_frame_by_frame():
+    loud = np.concatenate([0.3 * NOISE, np.zeros(160_000)])  # by its first frame it seems shorter
+    whole = written("MP3", loud, bitrate_mode="VARIABLE")
+    starts = frames_of_mp3(whole)
+    for cut in (starts[-3], starts[20]):  # between two frames
+        with pytest.raises(mp.AudioError, match=r"frames that its header counts"):
+            decode(whole[:cut])
+    tagged = b"ID3\4\0\0\0\0\0\x0a" + bytes(10) + whole + b"TAG" + bytes(125)
+    assert len(decode(tagged)[0]) == len(loud)
+    headless = whole[starts[1] :]  # without the frame of the Xing header
+    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+        decode(headless)
+    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+        decode(whole + whole)
+
+
+@pytest.mark.parametrize("page", [1, 2])
+def test_ogg_ends_with_its_flag(page):
+    """Also where a cut falls between two pages; a video's container asks the same."""
+    from mmpack.errors import VideoError
+    from mmpack.video.files.header import check_header
+
+    whole = UNCUT["OGG"]
+    pages = [m.start() for m in re.finditer(b"OggS", whole)]
+    cut = whole[: pages[-page]]
+    with pytest.raises(mp.AudioError, match=r"was cut: its last page has no end-of-stream flag"):
+        decode(cut)
+    check_header(io.BytesIO(whole), len(whole), 10, "here")
+    with pytest.raises(VideoError, match="here: a stream's last page has no end-of-stream flag"):
+        check_header(io.BytesIO(cut), len(cut), 10, "here")
+
+
+def test_the_end_of_each_stream_of_an_ogg():
+    """FLAC, and VP8 that ends first."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="ogg", options={"page_duration": "200000"}) as out:
+        sound, video = out.add_stream("flac", rate=16_000, layout="mono"), out.add_stream("libvpx")
+        video.width = video.height = 32
+        for at in range(0, 64_000, 4_000):
+            samples = np.full((1, 4_000), at % 999, np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, "s16", "mono")
+            frame.sample_rate, frame.pts = 16_000, at
+            out.mux(sound.encode(frame))
+            if at < 8_000:
+                picture = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")
+                out.mux(video.encode(picture))
+        out.mux(video.encode())
+        out.mux(sound.encode())
+    whole = file.getvalue()
+    assert ogg_ends(io.BytesIO(whole)) and ogg_ends(io.BytesIO(whole + b"\0" * 99))
+    cuts = np.random.default_rng(0).integers(0, len(whole) - 1, 99).tolist()
+    assert not any(ogg_ends(io.BytesIO(whole[:at])) for at in [*cuts, len(whole) - 1])
+
+
+def test_a_flac_that_was_streamed():
+    whole = bytearray(UNCUT["FLAC"])
+    whole[21] &= 0xF0  # STREAMINFO's number of samples, 36 bits
+    whole[22:26] = bytes(4)
+    assert np.array_equal(decode(bytes(whole))[0], decode(UNCUT["FLAC"])[0])
+    with pytest.raises(mp.AudioError, match="can't be read"):
+        decode(bytes(whole[: len(whole) // 2]))
+
+
+def test_formats_that_are_not_checked_are_not_read():
+    with pytest.raises(mp.AudioError, match="is AU, which is not read"):
+        decode(written("AU", NOISE))
 
 
 @pytest.mark.parametrize("source", [7, None, "nowhere.wav", "."])

@@ -96,6 +96,7 @@ def test_wrong_rows_are_found(subject, monkeypatch):
     def moved(samples, **options):
         batch = right(samples, **options)
         batch.position_ids[1:, ::3] += 1
+        batch.attention_plan.cover(position_ids=batch.position_ids)
         return batch
 
     monkeypatch.setattr(packing, "pack_samples", moved)

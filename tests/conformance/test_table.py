@@ -1,5 +1,7 @@
 """README's table is what the results say; a result that failed is never a yes."""
 
+from pathlib import Path
+
 from support.process import run_python
 
 PASSED = {"result": "passed", "versions": {"transformers": "5.9.0", "torch": "2.13.0+cpu"}}
@@ -28,7 +30,6 @@ def test_cells_notes_and_versions():
 
 def test_the_plugin_loads_no_torch():
     """Every session of this project loads it, before the settings that torch reads."""
-    done = run_python(
-        "import sys, conformance.plugin; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
+    code = "import conformance.plugin, sys; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = run_python(code, cwd=Path(__file__).parents[1])
     assert done.stdout.strip() == "[]"

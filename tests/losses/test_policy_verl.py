@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmpack.losses.advantages.group import group_advantages
+from mmpack.losses.kl import kl_divergence
 from mmpack.losses.policy.loss import policy_loss
 
 pytestmark = pytest.mark.verl
@@ -121,3 +122,15 @@ def test_reinforce_pp_over_tokens(groups):
     torch.testing.assert_close(got.double(), want[:, 0], rtol=1e-6, atol=1e-6)
     over_samples = group_advantages(rewards, torch.tensor(groups), "reinforce_pp")
     assert (over_samples - want[:, 0]).abs().max() > 1e-3
+
+
+def test_k3_where_verl_clamps_it():
+    """Between d of -2.6 and 11 the same; beyond, verl's is 10 and has no gradient."""
+    from verl.trainer.ppo.core_algos import kl_penalty_forward
+
+    d = torch.linspace(-8, 14, 221, dtype=torch.float64)
+    theirs = kl_penalty_forward(d.clone(), torch.zeros_like(d), "low_var_kl")
+    own = kl_divergence(d, torch.zeros_like(d))
+    torch.testing.assert_close(own.clamp(max=10), theirs)
+    assert (own[d > 11] > 10).all() and (own[d < -2.7] > 10).all()
+    assert (own[(d > -2.6) & (d < 11)] < 10).all()

@@ -65,6 +65,7 @@ def compare(backend, lengths, dim, dtype):
             assert off <= TOLERANCES["gradient_vs_torch"].value * torchs_off, (name, report)
 
 
+@each_backend
 @pytest.mark.parametrize("dim", [16, 48, 64, 72, 80, 88, 96, 104, 128])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_within_the_contract(backend, dim, name):
@@ -72,6 +73,7 @@ def test_within_the_contract(backend, dim, name):
     compare(backend, LENGTHS[name], dim, torch.bfloat16)
 
 
+@each_backend
 def test_fp16(backend):
     skip_unless(backend, torch.float16)
     compare(backend, LENGTHS["windows at the edges"], DIM, torch.float16)
@@ -85,6 +87,7 @@ def test_float32_is_exact(name, no_tf32):
     compare("sdpa", LENGTHS[name], 80, torch.float32)
 
 
+@each_backend
 def test_tiles(backend):
     skip_unless(backend, dim=64)
     q, k, v, _ = draw(5, HEADS, HEADS, 257, 64, torch.bfloat16, "cuda")
@@ -93,6 +96,7 @@ def test_tiles(backend):
     assert relative(out, expected) <= TOLERANCES["gradient_bf16"].value
 
 
+@each_backend
 def test_values_in_one_product_with_queries(backend):
     """Towers split q, k, v from one output: their rows are far apart in memory."""
     skip_unless(backend)
@@ -109,6 +113,7 @@ def test_values_in_one_product_with_queries(backend):
     assert max(relative(a, b) for a, b in zip(found, expected, strict=True)) <= 1e-3
 
 
+@each_backend
 def test_same_bits_on_request(backend):
     torch.use_deterministic_algorithms(True)
     try:
@@ -124,6 +129,7 @@ def test_same_bits_on_request(backend):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@each_backend
 def test_nothing_waits_for_the_gpu(backend):
     skip_unless(backend)
     plan = plan_sequences(LENGTHS["windows at the edges"]).pin_memory()
@@ -156,6 +162,7 @@ def test_it_compiles_whole(backend, monkeypatch):
     assert max(relative(a, b) for a, b in pairs) <= 1e-3
 
 
+@each_backend
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_under_autocast(backend, reentrant, monkeypatch):
     skip_unless(backend)

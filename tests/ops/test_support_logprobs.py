@@ -490,3 +490,17 @@ def test_a_second_derivative_is_refused():
     (grad,) = torch.autograd.grad(lp.sum(), logits, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         grad.square().sum().backward()
+
+
+def test_the_entropy_of_a_nearly_flat_list_has_an_exact_gradient():
+    """d H = -p · (log p + H) is as small as the logits differ; H rounded to float32 would be seen in it."""
+    logits = (2 + 1e-3 * torch.randn(8, 101)).requires_grad_()
+    targets = torch.arange(8)
+    support = support_of([torch.arange(50)] * 8)
+    _, h = selected_logprobs(logits, targets, entropy=True, support=support)
+    wide = logits.detach().double().requires_grad_()
+    up = torch.randn(8)
+    (h @ up).backward()
+    (values(wide, targets, support)[1] @ up.double()).backward()
+    assert h.dtype == torch.float32
+    assert (logits.grad - wide.grad).norm() <= 1e-6 * wide.grad.norm()

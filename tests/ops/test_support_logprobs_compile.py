@@ -8,7 +8,7 @@ pytestmark = pytest.mark.compile
 
 KINDS = {
     "*i64": ("ids", "starts", "targets", "rows", "columns", "places", "index", "order", "offsets"),
-    "*fp64": ("temperature", "maximum", "log_total"),
+    "*fp64": ("temperature", "maximum", "log_total", "entropies", "grad_entropies"),
     "fp32": ("softcap",),
     "i32": (
         "count", "num_entries", "num_runs", "width", "vocab", "block_stride", "row_stride",

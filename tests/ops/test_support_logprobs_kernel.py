@@ -278,6 +278,17 @@ def test_wrong_lists_give_nan(device, name):
     assert slopes.cpu()[right].isfinite().all()
 
 
+def test_the_entropy_of_a_nearly_flat_list_has_an_exact_gradient(device):
+    logits = (2 + 1e-3 * torch.randn(8, 101)).to(device).requires_grad_()
+    targets, up = torch.arange(8, device=device), torch.randn(8, device=device)
+    support = support_of([torch.arange(50)] * 8, device)
+    _, h = selected_logprobs(logits, targets, entropy=True, support=support)
+    wide = logits.detach().double().requires_grad_()
+    (h @ up).backward()
+    (values(wide, targets, support)[1] @ up.double()).backward()
+    assert (logits.grad - wide.grad).norm() <= bound(logits) * wide.grad.norm()
+
+
 def test_every_output_is_written(device, route, monkeypatch):
     """With NaN in all memory that is handed out uninitialised, nothing changes."""
     factors, targets, rows, support, _ = problem(device)

@@ -55,6 +55,7 @@ def compare(backend, until, plan, rows, heads, kv_heads, dim, dtype):
         assert off <= more * allowed * torchs_off, (name, report)
 
 
+@each_backend
 @pytest.mark.parametrize("name", PACKS)
 def test_packs(backend, name):
     skip_unless(backend)
@@ -81,6 +82,7 @@ def test_other_heads_and_fp16(backend):
     compare(backend, until, plan, rows[None], 4, 4, 64, torch.float16)
 
 
+@each_backend
 def test_rectangles(backend):
     skip_unless(backend)
     lengths, width = [300, 1, 512], 512
@@ -95,6 +97,7 @@ def test_rectangles(backend):
     compare(backend, seen, plan, rows, 28, 4, 128, torch.bfloat16)
 
 
+@each_backend
 def test_same_bits_on_request(backend):
     torch.use_deterministic_algorithms(True)
     try:
@@ -110,6 +113,7 @@ def test_same_bits_on_request(backend):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@each_backend
 def test_nothing_waits_for_the_gpu(backend):
     skip_unless(backend)
     until, plan, rows = packed(*PACKS["shared"], device="cuda")
@@ -163,6 +167,7 @@ def test_in_a_cuda_graph(backend):
     assert torch.equal(out, expected)
 
 
+@each_backend
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_under_autocast(backend, reentrant, monkeypatch):
     """The backend that bf16 takes, of parameters in fp32, forward done twice."""
@@ -184,6 +189,7 @@ def test_checkpointed_under_autocast(backend, reentrant, monkeypatch):
         assert leaf.grad.dtype == torch.float32 and relative(leaf.grad, wanted) <= 1e-3
 
 
+@each_backend
 def test_no_rows(backend, monkeypatch):
     skip_unless(backend)
     monkeypatch.setenv("MMPACK_ATTENTION", backend)

@@ -15,8 +15,12 @@ CAUSES = [cause for cause in FIXES if cause != UNKNOWN]
 BRINGS = {"truncated_medium": {"truncated"}}  # a cut through a medium is a cut
 
 
+def sides(cause):
+    return [list(mp.read_trace(TRACES / cause / f"{n}.jsonl")) for n in ("rollout", "train")]
+
+
 def pair(cause):
-    return [next(iter(mp.read_trace(TRACES / cause / f"{n}.jsonl"))) for n in ("rollout", "train")]
+    return [samples[0] for samples in sides(cause)]
 
 
 def causes(left, right, **keywords):
@@ -25,10 +29,10 @@ def causes(left, right, **keywords):
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_pair_has_its_cause_alone(cause):
-    left, right = pair(cause)
+    left, right = sides(cause)
     expected = {cause} | BRINGS.get(cause, set())
-    assert set(causes(left, right)) == set(causes(right, left)) == expected
-    for finding in mp.compare([left], [right]).findings:
+    assert set(mp.compare(left, right).causes) == set(mp.compare(right, left).causes) == expected
+    for finding in mp.compare(left, right).findings:
         assert finding.evidence and finding.fix
 
 
@@ -45,7 +49,7 @@ def test_a_side_against_itself_has_only_what_breaks_rules(cause):
 @pytest.mark.parametrize("cause", CAUSES)
 def test_each_page_holds_what_parity_says_now(cause):
     page = (PAGES / f"{cause}.md").read_text(encoding="utf-8")
-    report = mp.compare(*([s] for s in pair(cause)))
+    report = mp.compare(*sides(cause))
     for line in report.lines()[1:]:
         assert line in page
     assert FIXES[cause] in page
@@ -64,7 +68,7 @@ def test_each_page_has_all_parts(cause):
     headings = ["Example", "What it looks like", "Why", "How parity knows", "How to fix it"]
     assert re.findall(r"^## (.*)$", page, re.MULTILINE) == headings
     (line,) = re.findall(r"^Fields that differ in this pair: (.*)\.$", page, re.MULTILINE)
-    findings = mp.compare(*([sample] for sample in pair(cause))).findings
+    findings = mp.compare(*sides(cause)).findings
     assert {f"`{finding.field}`" for finding in findings} == set(line.split(", "))
 
 

@@ -16,9 +16,11 @@ from support.planting.episodes import (
     other,
     settings,
 )
+from support.samples import make_sample
 
 import mmpack as mp
 from mmpack import compare
+from mmpack.families import get_family
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
 
@@ -110,6 +112,27 @@ def test_limits_of_tiles_are_pixel_limits(name, values):
     right.processor["image"][name] = values[1]
     assert causes(left, right) == ["max_pixels"]
     assert f"processor.image.{name}: rollout" in finding(left, right, "media").evidence
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "said"),
+    [
+        ("mistral3", {"max_pixels": (1540, 1024)}, "size.longest_edge (rollout 1540, train 1024)"),
+        ("gemma4", {"max_pixels": (645120, 161280)}, "max_soft_tokens (rollout 280, train 70)"),
+        (
+            "gemma3",
+            {"do_pan_and_scan": (False, True)},
+            "do_pan_and_scan (rollout False, train True)",
+        ),
+        ("gemma3", {"height": (896, 448)}, "size.height (rollout 896, train 448)"),
+    ],
+)
+def test_limits_bear_the_names_that_users_set(family, values, said):
+    sides = [chat(family), chat(family)]
+    for k, side in enumerate(sides):
+        side.processor["image"] = {name: both[k] for name, both in values.items()}
+    (only,) = compare(sides[:1], sides[1:]).findings
+    assert (only.cause, only.fix) == ("max_pixels", f"Set the same {said} on both sides.")
 
 
 def test_grids_differ_under_equal_settings():
@@ -298,12 +321,12 @@ def test_pictures_in_another_order():
         medium.mode, medium.file_hash = "RGBA", medium.content_hash
     swapped = other(left)
     swapped.media.reverse()
-    assert causes(left, swapped) == ["unknown"]
-    assert "other order: train media[1] has" in finding(left, swapped, "media").evidence
+    assert causes(left, swapped) == ["media_order"]
+    shown = "train has the content of rollout's media[1] in place of media[0]"
+    assert finding(left, swapped, "media").evidence == shown
     late = stranger(left, 1)
     late.media[0] = copy.deepcopy(left.media[1])
-    assert causes(left, late) == ["unknown"]
-    assert "other order: rollout media[1] has" in finding(left, late, "media").evidence
+    assert causes(left, late) == ["media_order"]
 
 
 def test_cache_key():
@@ -408,6 +431,64 @@ def test_video_budget():
     assert "max_pixels" in causes(clip(), right)
 
 
+def test_frames_resized_before_the_processor():
+    def handed_frames(size, grid=(3, 4, 4), **fields):
+        return clip(grid, size=size, content_hash="0" * 64, cache_key="1" * 64, **fields)
+
+    left = clip(grid=(3, 8, 6))
+    for grid in ((3, 4, 4), (3, 8, 6)):
+        assert causes(left, handed_frames((320, 240), grid)) == ["resize_twice"]
+    cut = handed_frames((480, 480))  # to a square, or the middle of it
+    assert causes(left, cut) == ["unknown"]
+    assert "possible: resize_twice" in finding(left, cut, "media").evidence
+    unknown = clip()
+    unknown.media[0].size = None
+    assert causes(left, unknown) == ["unknown"]
+    assert "possible: video_budget, resize_twice" in finding(left, unknown, "media").evidence
+    limited = handed_frames((320, 240))
+    limited.processor = settings(video={"max_pixels": 2 * 602112})
+    assert causes(left, limited) == ["max_pixels", "unknown"]
+    for sample, policy in ((left, "qwen_vl_utils"), (limited, "qwen_vl_utils")):
+        sample.processor["video"]["sampling"] = {"policy": policy}
+        sample.media[0].decoded_size = (1280, 960)  # the loader resized both, by their limits
+    assert causes(left, limited) == ["max_pixels"]
+
+
+@pytest.mark.parametrize("fps", [29.97, 30000 / 1001])
+def test_two_rates_of_one_file(fps):
+    assert causes(clip(fps=fps), clip(fps=30.0)) == ["video_metadata"]
+    assert compare([clip(fps=30000 / 1001)], [clip(fps=29.97)]).ok
+    left, right = clip(fps=fps), clip(fps=30.0)
+    right.media[0].file_hash = None
+    assert causes(left, right) == ["unknown"]
+
+
+@pytest.mark.parametrize("seconds", [1.5, 0.4, 2.4, 4.0])
+def test_half_of_the_seconds(seconds):
+    left = clip((4, 8, 8), second_per_grid_ts=seconds)
+    for passed in (seconds / 2, seconds * 2):
+        right = finish(other(left), second_per_grid_ts=[passed])
+        assert causes(left, right) == ["second_per_grid_ts"]
+        assert f"train {passed * 2:g}" in compare([left], [right]).first.evidence
+
+
+@pytest.mark.parametrize("kind", ["video", "medium"])
+@pytest.mark.parametrize("more", [1, -1])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_position_more_behind_each(kind, more, behind):
+    left = clip((4, 8, 8))
+    right = other(left)
+    right.position_ids = left.position_ids.copy()
+    for span in left.modality_spans:
+        if kind in (span.modality, "medium"):
+            right.position_ids[:, span.stop + behind :] += more
+    assert causes(left, right) == ["position_rule"]
+    evidence = compare([left], [right]).first.evidence
+    assert evidence.endswith(f"train follows `grid` with {more:+d} behind each {kind}")
+    right.position_ids[:, -1] += 1  # no rule counts so
+    assert causes(left, right) == ["unknown"]
+
+
 def test_fps_missing():
     indices = np.arange(6) * 5
     right = clip(fps=None, frame_timestamps=tuple((indices / 24).tolist()))
@@ -507,6 +588,128 @@ def test_truncated_medium():
     )
     right.modality_spans[1].stop = cut
     assert "truncated_medium" in causes(left, right)
+
+
+# ---- around the conversation -------------------------------------------------------------------
+
+PAD = 151643
+
+
+def around(sample, before=(), after=(), drop=0):
+    """The sample with ids put before and after its own, of which the first `drop` are left out."""
+    out = copy.deepcopy(sample)
+    out.input_ids = np.concatenate([before, sample.input_ids[drop:], after]).astype(np.int64)
+    for span in (*out.modality_spans, *out.loss_spans, *(out.observation_spans or [])):
+        span.start, span.stop = (at + len(before) - drop for at in (span.start, span.stop))
+    out.position_ids = None
+    out.attention_mask = None if out.attention_mask is None else np.ones(len(out), np.int8)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "where"),
+    [
+        ((PAD,) * 3, (), "3 on the left (id 151643)"),
+        ((PAD,), (), "1 on the left"),
+        ((), (PAD,) * 2, "2 on the right"),
+        ((PAD,) * 7, (PAD,) * 5, "7 on the left (id 151643), 5 on the right (id 151643)"),
+        ((), (END,) * 6, "6 on the right (id 151645)"),  # a tokenizer whose pad is its eos
+        ((0,) * 9, (), "9 on the left (id 0)"),
+    ],
+)
+def test_padding_in_ids(before, after, where):
+    left = episode(system=(START, 8, 11, 12))
+    right = around(left, before, after)
+    assert causes(left, right) == ["padding_in_ids"]
+    first = compare([left], [right]).first
+    assert f"rollout pad ids: none; train pad ids: {where}" in first.evidence
+    assert first.index == (0 if before else len(left))
+    padded = around(left, (PAD,) * 2, (PAD,) * 3)
+    assert set(causes(padded, right)) == {"padding_in_ids"}
+    assert compare([right], [copy.deepcopy(right)]).ok  # equal ids
+
+
+def test_padding_in_ids_beside_other_causes():
+    left = episode(system=(START, 8, 11, 12))
+    cut = episode(system=(START, 8, 11, 12), second=(710, 711))
+    cut.finish_reason = left.finish_reason = "length"
+    assert set(causes(left, around(cut, (PAD,) * 4, (PAD,) * 4))) == {"padding_in_ids", "truncated"}
+    left.finish_reason = "stop"
+    stopless = episode(system=(START, 8, 11, 12), second=(710, 711, 712))
+    assert set(causes(left, around(stopless, (), (PAD,) * 4))) == {"padding_in_ids", "stop_token"}
+    scored = around(left, (), (PAD,) * 4)
+    scored.loss_spans[1].stop += 4  # the loss covers them too
+    assert causes(left, scored) == ["padding_in_ids"]
+    middle = episode(system=(START, 8, 11, 12), asked=(21, 22, 23, 24, *(PAD,) * 5))
+    asked = episode(system=(START, 8, 11, 12))
+    assert causes(asked, middle) == ["padding_in_ids"]  # prompt and response padded by themselves
+    one = around(left, (), (PAD,))
+    assert causes(left, one) == ["unknown"]
+    assert "possible: padding_in_ids, stop_token" in compare([left], [one]).first.evidence
+
+
+FIRST = {  # ids before the first turn, then the turn's
+    "gemma3": ((2,), (105, 2364, 107)),
+    "gemma4": ((2,), (105, 2364, 107)),
+    "mistral3": ((1,), (3,)),
+    "glm4v": ((151331, 151333), (151336, 198)),
+    "kimi_k25": ((163584,), (163587, 2482, 163601)),
+}
+
+
+def chat(family, system=(), asked=(21, 22), response=(700, 701)):
+    """First ids, a system turn if there is one, a question, an answer."""
+    first, user = FIRST[family]
+    opens = {"mistral3": (4,), "glm4v": (151337, 198)}.get(family, (user[0], 9, 10))
+    opens = (163588, 9, 10) if family == "kimi_k25" else opens
+    parts = [("text", (*first, *system, *user, *asked)), ("text", opens), ("response", response, 0)]
+    sample = make_sample(parts, family=family, finish_reason="stop")
+    sample.processor = {"family": family, "chat_template": "sha256:" + "1" * 64}
+    return sample
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_bos(family):
+    left = chat(family)
+    first = FIRST[family][0]
+    right = around(left, drop=len(first))
+    assert causes(left, right) == ["bos"]
+    assert causes(left, around(left, first)) == ["bos"]  # twice
+    pads = around(left, (get_family(family).pad_token_id,) * 3)
+    assert causes(right, pads) == ["padding_in_ids", "bos"]
+    shown = compare([left], [right]).first
+    assert (shown.index, shown.span) == (0, (0, len(first))) and shown.right == "no ids"
+    another = chat(family, response=(700, 705))
+    assert set(causes(right, another)) == {"bos", "unknown"}
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_a_turn_that_is_missing_at_the_beginning_is_no_truncation(family):
+    """A system prompt of its own turn, by one template or by two."""
+    system = {"mistral3": (17, 31, 32, 18), "glm4v": (151335, 198, 31, 32)}.get(family)
+    system = system or ({"kimi_k25": 163594}.get(family, 105), 8, 107, 31, 32, 106)
+    left, right = chat(family, system=system), chat(family)
+    assert causes(left, right) == ["chat_template"]
+    for sample in (left, right):  # of Kimi's kind, with nothing before the turns
+        sample.input_ids = sample.input_ids[len(FIRST[family][0]) :]
+        for span in sample.loss_spans:
+            span.start, span.stop = (at - len(FIRST[family][0]) for at in (span.start, span.stop))
+    assert causes(left, right) == ["chat_template"]
+    left.processor["chat_template"] = "sha256:" + "2" * 64
+    assert causes(left, right) == ["chat_template"]
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_a_cut_that_takes_bos_with_it_is_a_truncation(family):
+    left = chat(family)
+    drop = len(FIRST[family][0]) + len(FIRST[family][1]) + 1  # within the question
+    assert causes(left, around(left, drop=drop)) == ["truncated"]
+    first, user = FIRST[family]
+    again = chat(family, system=(*user, 31, 32))  # another user's turn before
+    right = around(again, drop=len(first) + len(user) + 2)
+    right.processor["chat_template"] = "sha256:" + "2" * 64
+    assert causes(again, right) == ["unknown"]  # a whole turn: cut off, or never written
+    assert "possible: chat_template, truncated" in compare([again], [right]).first.evidence
 
 
 # ---- text --------------------------------------------------------------------------------------
@@ -771,11 +974,23 @@ def test_loss_mask_shift():
         assert compare([left], [moved]).first.cause == "loss_mask_shift"
 
 
-def test_a_turn_missing_from_the_loss_is_unknown():
+def test_a_turn_missing_from_the_loss():
     left = episode()
-    right = other(left, loss_spans=left.loss_spans[1:])
+    for k, kept in enumerate((left.loss_spans[1:], left.loss_spans[:1])):
+        right = other(left, loss_spans=kept)
+        assert causes(left, right) == ["turn_without_loss"]
+        evidence = f"response {k + 1} of rollout has no loss in train"
+        assert compare([left], [right]).first.evidence == evidence
+
+
+def test_a_hole_within_a_response_is_no_shift():
+    left = episode(response=(700, 703, 704, 705, END))
+    first, second = left.loss_spans
+    ends = ((first.start, first.start + 2), (first.start + 3, first.stop))
+    right = other(left, loss_spans=[*(mp.LossSpan(a, b, turn=0) for a, b in ends), second])
     assert causes(left, right) == ["unknown"]
-    assert "possible: loss_mask_shift" in compare([left], [right]).first.evidence
+    evidence = compare([left], [right]).first.evidence
+    assert evidence.startswith("train's loss leaves out 1 token within a response; possible: ")
 
 
 def test_loss_spans_cut_otherwise_are_equal():
@@ -802,7 +1017,7 @@ def test_logprob_kind():
     hotter = other(left, sampling={**sampling, "temperature": 1.0})
     assert compare([left], [other(left)]).ok
     assert causes(left, raw) == ["logprob_kind"]
-    assert causes(left, hotter) == ["logprob_kind"]
+    assert causes(left, hotter) == ["sampling"]
     assert "temperature 0.5 in rollout" in finding(left, hotter, "sampling").evidence
     both_raw = {**sampling, "logprobs": "raw", "temperature": 1.0}
     assert compare([raw], [other(left, sampling=both_raw)]).ok
@@ -812,7 +1027,6 @@ def test_logprob_kind():
     ("changed", "cause", "path"),
     [
         ({"image": {"max_pixels": 1}}, "max_pixels", "processor.image.max_pixels"),
-        ({"chat_template": "sha256:0"}, "chat_template", "processor.chat_template"),
         ({"position_rule": "max"}, "position_rule", "processor.position_rule"),
         ({"tokens_per_second": 4.0}, "second_per_grid_ts", "processor.tokens_per_second"),
         ({"image": {"merge_size": 3}}, "model_family", "processor.image.merge_size"),
@@ -878,4 +1092,8 @@ def test_every_broken_rule_is_a_finding():
     left.media[0].num_tokens = 5
     report = compare([left], [other(left)])
     assert any("MM108 in both sides" in f.evidence for f in report.findings)
+    right = other(left, media=episode().media)
+    (one,) = [f for f in compare([left], [right]).findings if "MM108" in f.evidence]
+    assert one.fix == "Set it to t·(h/m)·(w/m), where m is the merge size."
+    assert one.left.startswith("says num_tokens 5") and one.right == "keeps this rule"
     assert RESPONSE_TEXT_KEY in episode().metadata and PROCESSOR["position_rule"] == "grid"

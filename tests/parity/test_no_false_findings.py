@@ -1,8 +1,11 @@
 """What is equal, or was not recorded, or does not count, is never a finding."""
 
 import copy
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.samples import traces
@@ -64,3 +67,30 @@ def test_one_other_id_is_one_sample_with_findings(trace, data):
     changed.input_ids[at] = (changed.input_ids[at] + 1) % 1000
     report = mp.compare(trace, train)
     assert {f.sample_id for f in report.findings} == {changed.sample_id}
+
+
+@pytest.mark.adapter
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_templates_of_another_text_that_render_the_same(family):
+    """TRL's released template against its training template, and a comment at the end of one."""
+    from mmpack.demo.qwen_processor import qwen_vl_processor
+
+    folder = Path(find_spec("trl").origin).parent / "chat_templates"
+    released, training = (
+        (folder / f"{family}{end}.jinja").read_text() for end in ("", "_training")
+    )
+    hf = qwen_vl_processor(family)
+    picture = np.zeros((64, 64, 3), np.uint8)
+    parts = [{"type": "image", "image": picture}, {"type": "text", "text": "Find x."}]
+
+    def side(template):
+        processor = mp.wrap_processor(hf, chat_template=template)
+        ids = [785, 151645]
+        return processor([{"role": "user", "content": parts}], response_ids=ids, sample_id="s0")
+
+    for other in (training, released + "{# of ours #}"):
+        left, right = side(released), side(other)
+        assert left.processor["chat_template"] != right.processor["chat_template"]
+        report = mp.compare([left], [right], require=("input_ids", "processor"))
+        assert report.ok and not report.findings
+        assert "what it rendered is compared" in report.not_compared["processor.chat_template"]

@@ -194,16 +194,52 @@ def scored(**sampling):
     return small(rollout_logprobs=np.full(4, -1.0, np.float32), sampling=sampling)
 
 
-@pytest.mark.parametrize("name", ["logit_bias", "bad_words", "allowed_token_ids", "min_tokens"])
+# that an engine takes from generation_config.json where a request says nothing
+ON = {
+    "temperature": (0.7, 1.0),
+    "top_p": (0.9, None),
+    "top_k": (20, None),
+    "min_p": (0.1, 0),
+    "repetition_penalty": (1.05, 1),
+    "presence_penalty": (1.5, 0.5),
+    "bad_words": (["no"], []),
+    "logit_bias": ({"5": -1.0}, {"5": -2.0}),
+    "allowed_token_ids": ([5], None),
+    "min_tokens": (3, 4),
+}
+
+
+@pytest.mark.parametrize("name", ON)
 def test_settings_that_change_processed_logprobs(tmp_path, name):
-    value = {"logit_bias": {"5": -1.0}, "min_tokens": 3}.get(name, [5])
-    one, none = scored(logprobs="processed", **{name: value}), scored(logprobs="processed")
-    report = both_ways(tmp_path, one, none)
-    assert report.ok
-    assert report.not_compared[f"sampling.{name}"].startswith(f"train has no sampling.{name}")
-    unlike = {"logit_bias": {"5": -2.0}, "min_tokens": 4}.get(name, [6])
-    report = both_ways(tmp_path, one, scored(logprobs="processed", **{name: unlike}))
-    assert report.first.cause == "logprob_kind" and name in report.first.evidence
+    on, unlike = ON[name]
+    left = scored(logprobs="processed", **{name: on})
+    report = both_ways(tmp_path, left, scored(logprobs="processed", **{name: unlike}))
+    assert not report.ok and report.causes == {"sampling": 1} and name in report.first.evidence
+    report = both_ways(tmp_path, left, scored(logprobs="processed"))  # absent is not off
+    assert not report.ok and report.causes == {"sampling": 1}
+    assert f"{name} not recorded in train" in report.first.evidence
+    assert "generation_config.json" in report.first.evidence
+    raw = [scored(logprobs="raw", **fields) for fields in ({name: on}, {name: unlike}, {})]
+    assert mp.compare(raw[:1], raw[1:2]).ok and mp.compare(raw[:1], raw[2:]).ok
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "repetition_penalty"])
+def test_a_setting_that_is_off_against_an_absent_one_is_listed(tmp_path, name):
+    """It may be equal, and it may not: no finding, and not called equal."""
+    off = {"top_k": -1}.get(name, 1.0)
+    pair = scored(logprobs="processed", **{name: off}), scored(logprobs="processed")
+    report = both_ways(tmp_path, *pair)
+    assert report.ok and report.not_compared[f"sampling.{name}"].startswith("train has no ")
+    assert not compare([pair[0]], [pair[1]], require=("sampling",)).ok
+
+
+def test_settings_of_logprobs_whose_kind_is_not_known(tmp_path):
+    one, two, none = scored(temperature=0.7), scored(temperature=1.0), scored(top_p=1.0)
+    report = both_ways(tmp_path, one, two)
+    assert report.causes == {"unknown": 1} and "possible: sampling" in report.first.evidence
+    report = both_ways(tmp_path, one, none)  # raw logprobs would not depend on it
+    assert report.ok and "neither side has" in report.not_compared["sampling.logprobs"]
+    assert both_ways(tmp_path, one, scored(temperature=1.0, logprobs="raw")).ok
 
 
 def test_settings_that_parity_does_not_read(tmp_path):

@@ -29,7 +29,7 @@ def test_a_finding_is_one_line():
 def test_a_finding_says_where_what_why_and_how():
     right = episode(grid=(1, 4, 4), processor=settings(image={"max_pixels": 50176}))
     text = str(compare([episode()], [right]).first)
-    assert text.startswith("sample s0: input_ids at 8 [4, 16): rollout: 12 placeholders")
+    assert text.startswith("sample s0: input_ids at 8, tokens [4, 16): rollout: 12 placeholders")
     assert "max_pixels (processor.image.max_pixels: rollout 1003520, train 50176)" in text
     assert text.endswith("Fix: Set the same min_pixels and max_pixels on both sides.")
 
@@ -112,7 +112,7 @@ def test_each_cause_is_shown_once_in_lines_of_120(count):
     lines = report.lines()
     assert max(map(len, lines)) <= 120
     text = "\n".join(lines)
-    for odd in ("has has", "see evidence", "1 samples", "1 findings", "none is"):
+    for odd in ("has has", "see evidence", "1 samples", " 1 findings", "none is"):
         assert odd not in text.replace("of 1 samples", "")
     fixes = {f.fix for f in report.findings if f.cause != "unknown"}
     joined = " ".join(" ".join(line.split()) for line in lines)

@@ -129,9 +129,9 @@ def test_one_other_frame_time_stays(video):
 # ---- in memory -------------------------------------------------------------------------------------
 
 DTYPES = {
-    "input_ids": ("int32", "uint32", "int16"),
-    "position_ids": ("int32",),
-    "attention_mask": ("bool", "int64", "uint8"),
+    "input_ids": ("int32", "uint32", "int16", "float32", "float64"),
+    "position_ids": ("int32", "float32"),
+    "attention_mask": ("bool", "int64", "uint8", "float32"),
     "rollout_logprobs": ("float64", "float16"),
 }
 
@@ -168,6 +168,10 @@ def test_a_dtype_that_changes_values_is_named():
     left = typed("attention_mask", "int64")
     left.attention_mask[0] = 256
     assert "MM003" in compare([left], [typed("input_ids", "int64")]).first.evidence
+    left = typed("input_ids", "float32")
+    left.input_ids[1] = 2.5
+    first = compare([left], [typed("input_ids", "int64")]).first
+    assert "MM003 in rollout: input_ids is float32" in first.evidence
 
 
 # ---- samplers that are off ---------------------------------------------------------------------------
@@ -200,13 +204,13 @@ def test_off_is_off(name, off, on):
             (scored(**{name: on}), scored(**{name: a})),
         ):
             report = compare([pair[0]], [pair[1]], require=("sampling",))
-            assert not report.ok
-            assert bool(report.findings) == (a is not None)  # null may also be the engine's default
+            assert not report.ok and report.causes == {"sampling": 1}
 
 
 def test_a_temperature_of_null_was_not_recorded():
-    report = compare([scored(temperature=None)], [scored(temperature=0.7)])
+    report = compare([scored(temperature=None)], [scored(temperature=1.0)])
     assert report.ok and "sampling.temperature" in report.not_compared
+    assert not compare([scored(temperature=None)], [scored(temperature=0.7)]).ok
     near = compare([scored(temperature=0.7)], [scored(temperature=float(np.float32(0.7)))])
     assert near.ok and "sampling.temperature" not in near.not_compared
 

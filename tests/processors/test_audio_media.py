@@ -177,6 +177,22 @@ def test_what_is_no_audio(processor, item, says):
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
 
 
+def test_an_audio_beyond_the_extractors_window(hf, processor):
+    """Its window is 10 s. Qwen2.5-Omni's processor drops the rest, Qwen3-Omni's does not."""
+    window = hf.feature_extractor.n_samples
+    longer = (noise(4 * window), RATE)
+    made = by_transformers(hf, asked({"type": "audio"}), audio=[longer[0]])
+    if made["feature_attention_mask"].sum() * 160 == 4 * window:
+        assert processor.medium(longer).num_samples == 4 * window
+        return
+    for item in (longer, (noise(window + 1), RATE)):
+        with pytest.raises(
+            mp.ArgumentError, match=r"s, and the feature extractor would drop all after 10 s"
+        ):
+            processor.medium(item)
+    assert processor.medium((noise(window), RATE)).num_samples == window
+
+
 def test_a_sound_without_a_video(processor):
     medium = processor.medium((noise(9000), RATE), kind="sound")
     with pytest.raises(mp.ArgumentError, match="no video comes before it"):
@@ -192,3 +208,9 @@ def test_another_extractor_is_refused(hf):
     noisy = transformers.WhisperFeatureExtractor(feature_size=128, dither=1e-3)
     with pytest.raises(mp.ArgumentError, match="adds noise"):
         mp.wrap_processor(hf, feature_extractor=noisy)
+
+
+def test_whole_numbers_are_no_sound(processor):
+    with pytest.raises(mp.ArgumentError, match=r"the samples reach .*, expected -1 to 1"):
+        processor.medium((noise(4_000) * 32768, RATE))
+    processor.medium((noise(4_000) * 10, RATE))  # loud

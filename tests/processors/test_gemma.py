@@ -54,7 +54,7 @@ def pixels_of(media, family, longest):
     if family.pixel_layout == "tiles":
         return tiles_of(rows, media[0].grid_thw[1:], family)
     sizes = [m.grid_thw[1:] for m in media for _ in range(m.grid_thw[0])]
-    return lines_of(rows, sizes, family, longest)
+    return lines_of(rows, sizes, longest)
 
 
 def check(theirs, options, media):
@@ -132,3 +132,37 @@ def test_sampling_is_transformers_own():
         wanted = default_sample_indices_fn(VideoMetadata(total_num_frames=total, fps=fps), **given)
         assert list(plan.indices) == wanted.tolist()
         assert plan.grid_thw == (len(wanted), 18, 30)
+
+
+@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+def test_pixels_of_a_medium_are_transformers_own():
+    """Whoever hands transformers' rows over has what mmpack makes of the picture; so do packed frames."""
+    hf = get_kit("gemma4").processor()
+    ours = mp.wrap_processor(hf)
+    made = hf.image_processor(images=[WIDE], return_tensors="pt")
+    medium = ours.medium(WIDE)
+    held = made["image_position_ids"][0][:, 0] >= 0
+    assert torch.equal(torch.as_tensor(medium.pixel_values), made["pixel_values"][0][held])
+    side = ours.family.patch_size * ours.family.spatial_merge_size
+    frames = torch.randint(0, 256, (2, 3, side, 2 * side), dtype=torch.uint8)
+    rows = mp.video.pack_video(frames, "gemma4")
+    plan = mp.video.plan_patches([tuple(frames.shape)], "gemma4")
+    cut = frames.unfold(2, 16, 16).unfold(3, 16, 16)  # n, c, h, w, 16, 16
+    assert torch.equal(rows, cut.permute(0, 2, 3, 4, 5, 1).reshape(rows.shape))
+    assert torch.equal(mp.video.unpack_video(rows, plan)[0], frames)
+    leaf = rows.float().requires_grad_()
+    weight = torch.randn(tuple(frames.shape))
+    (mp.video.unpack_video(leaf, plan)[0] * weight).sum().backward()
+    assert torch.equal(leaf.grad, mp.video.pack_video(weight, "gemma4"))
+
+
+@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+def test_bytes_whose_channels_differ_are_refused():
+    hf = get_kit("gemma4").processor()
+    for part in (hf.image_processor, getattr(hf, "video_processor", None)):
+        if part is not None:
+            part.do_normalize = True
+    mp.wrap_processor(hf, pixels="uint8")
+    hf.image_processor.image_mean = [0.0, 0.5, 0.0]
+    with pytest.raises(mp.ArgumentError, match=r"normalises the channels of gemma4 unlike.*Fix: "):
+        mp.wrap_processor(hf, pixels="uint8")

@@ -85,9 +85,9 @@ def test_file_and_picture_agree_on_transparency(processor):
     assert processor.medium(encoded(image)).content_hash == processor.medium(image).content_hash
 
 
-def refuses(processor, item, match):
+def refuses(processor, item, match, kind=None):
     with pytest.raises(ArgumentError, match=match) as caught:
-        processor.medium(item, "processor: media[0]")
+        processor.medium(item, "processor: media[0]", kind)
     text = str(caught.value)
     assert text.startswith("processor: media[0]") and "Fix: " in text and "\n" not in text
 
@@ -115,6 +115,92 @@ def refuses(processor, item, match):
 )
 def test_what_is_no_picture(processor, item, match):
     refuses(processor, item, match)
+
+
+RAMP = np.linspace(0, 65_535, 120 * 90).reshape(90, 120)
+DEEP = {
+    "I;16": Image.fromarray(RAMP.astype("<u2")),
+    "I;16B": Image.fromarray(RAMP.astype(">u2")),
+    "I": Image.fromarray(RAMP.astype("<i4")),
+    "F": Image.fromarray(RAMP.astype("<f4")),
+    "F from 0 to 1": Image.fromarray((RAMP / 65_535).astype("<f4")),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_grey_levels_beyond_8_bits(processor, name):
+    """Pillow, and so transformers and the engines, clip them to white and black."""
+    image = DEEP[name]
+    assert image.mode == name.split()[0]
+    match = r"has mode .* would clip or round them\. Fix: scale it to 8 bits"
+    refuses(processor, image, match)
+    refuses(processor, encoded(image, "TIFF"), match)
+    if name.startswith("I;16"):
+        refuses(processor, encoded(image, "PNG"), match)
+    refuses(processor, ([image] * 4, {"fps": 2.0}), match)
+
+
+def test_the_fix_for_16_bits(processor):
+    levels = np.asarray(DEEP["I;16"])
+    pixels, _ = processor.rgb_pixels(Image.fromarray((levels / 257).astype(np.uint8)))
+    assert np.corrcoef(pixels[..., 0].ravel(), levels.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<i4", "<f4"])
+def test_grey_levels_that_fit_into_8_bits(processor, dtype):
+    levels = (RAMP / 257).astype(np.uint8)
+    pixels, _ = processor.rgb_pixels(Image.fromarray(levels.astype(dtype)))
+    assert np.array_equal(pixels, np.stack([levels] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF", "AVIF"])
+def test_several_frames(processor, hf, tmp_path, kind):
+    frames = [Image.new("RGB", (64, 64), (50 * k, 0, 99)) for k in range(5)]
+    data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+    (tmp_path / "a").write_bytes(data)
+    match = rf"the {kind} holds 5 frames or pages, .* Fix: pass one, such as image.copy\(\)"
+    for item in (data, Image.open(io.BytesIO(data))):
+        refuses(processor, item, match)
+    refuses(mp.wrap_processor(hf, media_root=tmp_path), "a", match)
+    chosen = Image.open(io.BytesIO(data))
+    assert processor.medium(chosen.copy()).metadata["picture"].get("frames") is None
+    chosen.seek(3)
+    about = processor.medium(chosen).metadata["picture"]
+    assert (about["frames"], about["frame"]) == (5, 3)
+    pixels, _ = processor.rgb_pixels(chosen)
+    assert (
+        np.array_equal(pixels, np.asarray(chosen.convert("RGB")))
+        and abs(pixels[0, 0, 0] - 150.0) < 4
+    )
+
+
+def test_photos_with_a_second_picture(processor):
+    """As phones write them: a depth, a gain map, a preview."""
+    photo = in_mode("RGB")
+    data = encoded(photo, "MPO", save_all=True, append_images=[photo.convert("L").resize((30, 20))])
+    medium = processor.medium(data)
+    about = medium.metadata["picture"]
+    assert (about["format"], about["frames"], about["frame"]) == ("MPO", 2, 0)
+    assert medium.size == (120, 90)
+
+
+@pytest.mark.parametrize(
+    "brands", [b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heic", b"hevc\0\0\0\0"]
+)
+def test_heic_is_named(processor, brands):
+    data = (8 + len(brands)).to_bytes(4) + b"ftyp" + brands + bytes(200)
+    for kind in (None, "image"):
+        refuses(processor, data, "is HEIC, .* Fix: pass a PNG or JPEG, or with pillow-heif", kind)
+    refuses(
+        processor, data, """part of type video, but .* Fix: write {"type": "image", …}""", "video"
+    )
+
+
+def test_a_pillow_without_avif(processor, monkeypatch):
+    data = encoded(in_mode("RGB"), "AVIF")
+    assert processor.medium(data, kind="image").metadata["picture"]["format"] == "AVIF"
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    refuses(processor, data, r"is AVIF, .* Fix: pip install 'pillow>=11.3'")
 
 
 def test_truncated_in_memory(processor):

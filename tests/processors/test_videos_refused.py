@@ -188,6 +188,7 @@ def test_name_and_metadata_of_a_recorded_video_stay(make, files):
         ({"size": (0, 0)}, "FramePlan: size of"),
         ({"decoded_size": (0, 0)}, "FramePlan: decoded_size of"),
         ({"frame_timestamps": (0.0,)}, "frame_timestamps of"),
+        ({"fps": 1000.0}, "frame_timestamps of"),
         ({"frame_timestamps": 5}, "frame_timestamps of"),
         ({"frame_indices": np.zeros(0, np.int64), "frame_timestamps": ()}, "frame_indices of"),
         ({"total_frames": 0}, "total_frames of"),
@@ -231,10 +232,74 @@ def test_recorded_settings_are_completed(make):
         ({"fps": 2.0, "frames_indices": [-1, 0, 1, 2]}, "frames_indices has -1 after 0"),
         ({"fps": 2.0, "frames_indices": 5}, "frames_indices is 5"),
         ({"fps": 2.0, 5: 1, "speed": 1}, "5 is unknown"),
+        ({"fps": 30, "total_num_frames": 380}, "no frames_indices, but there are 4 frames of 380"),
+        ({"fps": 30, "total_num_frames": 3}, "no frames_indices, but there are 4 frames of 3"),
+        ({"fps": 30, "duration": 12.67}, "duration is 12.67 s, but 4 frames at 30 per second take"),
+        (
+            {
+                "fps": 30,
+                "duration": 12.67,
+                "total_num_frames": 190,
+                "frames_indices": [0, 9, 99, 189],
+            },
+            "but 190 frames",
+        ),
+        (
+            {"fps": 30, "duration": 3.0, "frames_indices": [0, 9, 99, 379]},
+            "duration is 3 s, but 380 frames at 30",
+        ),
+        (
+            {
+                "fps": None,
+                "duration": 12.67,
+                "total_num_frames": 380,
+                "frames_indices": [0, 9, 99, 379],
+            },
+            "at 24 per",
+        ),
+        (
+            {
+                "fps": 25,
+                "duration": 12.67,
+                "total_num_frames": 380,
+                "frames_indices": [0, 9, 99, 379],
+            },
+            "at 25 per",
+        ),
+        ({"fps": 2.0, "duration": float("nan")}, "duration is nan"),
+        ({"fps": 2.0, "duration": -2}, "duration is -2"),
+        (
+            {"fps": 2.0, "do_sample_frames": True},
+            "do_sample_frames is true, but frames handed in are not sampled",
+        ),
+        ({"fps": 2.0, "do_sample_frames": "no"}, "do_sample_frames is 'no'"),
+        ({"fps": 2.0, "width": 640}, "width and height are 640 and None"),
+        ({"fps": 2.0, "width": 640, "height": 0}, "width and height are 640 and 0"),
     ],
 )
 def test_what_is_told_of_frames(make, about, match):
     refused(match, make().medium, (np.zeros((4, 64, 64, 3), np.uint8), about))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"duration": 12.7}, {"total_num_frames": 380}, {"do_sample_frames": False}]
+)
+def test_what_agrees_with_the_frames(make, more):
+    about = {"fps": 30, "frames_indices": [0, 9, 99, 379], "width": 640, "height": 360, **more}
+    medium = make().medium((np.zeros((4, 64, 96, 3), np.uint8), about))
+    assert medium.total_frames == (381 if "duration" in more else 380)
+    assert (medium.decoded_size, medium.size) == ((640, 360), (96, 64))
+    assert medium.frame_timestamps == (0.0, 0.3, 3.3, 379 / 30)
+
+
+def test_metadata_of_transformers(make):
+    from transformers.video_utils import VideoMetadata
+
+    frames, about = np.zeros((4, 64, 64, 3), np.uint8), VideoMetadata(380, 30.0, 640, 360, 380 / 30)
+    refused("has no frames_indices, but there are 4 frames of 380", make().medium, (frames, about))
+    about.frames_indices = np.array([0, 9, 99, 379])
+    medium = make().medium((frames, about))
+    assert medium.frame_timestamps == (0.0, 0.3, 3.3, 379 / 30)
 
 
 @pytest.mark.parametrize("given", [None, 5, []])

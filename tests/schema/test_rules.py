@@ -488,6 +488,9 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             _box((0.0, -0.5, 84.0, 56.0), "absolute_pixels", None),
             _box((0.0, 0.0, 84.5, 56.0), "absolute_pixels", None),  # in no picture
             _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
+            _box((0.1, 0.2, 0.5, 1.0), "absolute_pixels"),  # fractions
+            _box((0.0, 0.2, 0.5, 1.0), "normalized_1000"),
+            _box((12.0, 3.0, 45.0, 56.0), "normalized_1"),  # pixels
         ],
     ),
     "MM314": ("bbox_targets[0]", [_box((9.0, 0.0, 9.0, 5.0)), _box((0.0, 5.0, 9.0, 5.0))]),
@@ -672,6 +675,16 @@ def test_a_box_that_names_no_picture_may_be_in_the_largest():
         blind = make_sample(parts, family="qwen2_5_omni")
         _box((0.0, 0.0, 9999.0, 9.0), "absolute_pixels", None)(blind)
         assert validate(blind) == []
+
+
+def test_whole_numbers_at_the_corner_are_pixels():
+    sample = make_sample([("image", (1, 4, 6), "a"), ("text", [2])])
+    for system in ("absolute_pixels", "normalized_1000"):
+        for box in ((0.0, 0.0, 1.0, 1.0), (0.5, 0.25, 1.5, 1.0)):
+            _box(box, system, 0)(sample)
+            assert validate(sample) == []
+    sample.bbox_targets, sample.point_targets = None, [PointTarget((0.49, 0.40), 0)]
+    assert [p.code for p in validate(sample)] == ["MM311"]
 
 
 def test_a_tiled_image_has_no_known_width():

@@ -95,7 +95,8 @@ def read_picture(path: Path) -> bool:
 def clips() -> list[bytes]:
     from support.marked_clips import clip
 
-    return [clip(8, container=container) for container in ("mp4", "matroska", "avi")]
+    containers = ("mp4", "matroska", "avi", "mpegts", "flv")
+    return [clip(8, container=container) for container in containers]
 
 
 def read_clip(path: Path) -> bool:
@@ -116,7 +117,7 @@ def sounds() -> list[bytes]:
 
     wave = np.random.default_rng(0).standard_normal((400, 2)).astype(np.float32) / 8
     out = []
-    for kind in ("WAV", "FLAC", "OGG", "AIFF"):
+    for kind in ("WAV", "RF64", "FLAC", "OGG", "AIFF", "MP3"):
         file = io.BytesIO()
         soundfile.write(file, wave, 16_000, format=kind)
         out.append(file.getvalue())

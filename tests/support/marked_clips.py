@@ -80,6 +80,32 @@ def picture(number: int, size: tuple[int, int]) -> np.ndarray:
     return out
 
 
+def with_hidden_frames(count: int, **made: Any) -> bytes:
+    """30 pictures, of which an edit list hides the first `count`; the file has 25 a second."""
+    data = clip(**made)
+    at = data.index(b"elst") + 16  # version, flags, count, duration; then where the media begin
+    ticks = int.from_bytes(data[at : at + 4]) + count * 12800 // 25
+    return data[:at] + ticks.to_bytes(4) + data[at + 4 :]
+
+
+def earlier(milliseconds: int, container: str) -> bytes:
+    """30 pictures in 1.2 seconds, the first shown so long before time 0."""
+    file = io.BytesIO()
+    keep = {"avoid_negative_ts": "disabled"}
+    with (
+        av.open(io.BytesIO(clip())) as source,
+        av.open(file, "w", format=container, options=keep) as out,
+    ):
+        stream = out.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux():
+            if packet.size:
+                ticks = int(Fraction(milliseconds, 1000) / packet.time_base)
+                packet.pts, packet.dts = packet.pts - ticks, packet.dts - ticks
+                packet.stream = stream
+                out.mux(packet)
+    return file.getvalue()
+
+
 def sound_only() -> bytes:
     """An MP4 file with a second of sound and no video."""
     file = io.BytesIO()
@@ -104,7 +130,7 @@ def _clip(
     options: tuple[tuple[str, str], ...] | None,
     sound: bool,
 ) -> bytes:
-    encoder, usual, settings = CODECS[codec]
+    encoder, usual, settings = CODECS.get(codec, (codec, container, {}))
     stored = size[:: -1 if rotation in (90, 270) else 1]
     file = io.BytesIO()
     with av.open(file, "w", format=container or usual) as out:

@@ -306,12 +306,17 @@ def samples(
     media_index = st.sampled_from(seen) if seen else st.nothing()
     system = draw(st.sampled_from(COORDINATE_SYSTEMS))
     place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
-    points = st.tuples(place, place)
-    corners = st.tuples(points, points).filter(lambda p: p[0][0] != p[1][0] and p[0][1] != p[1][1])
+    corner = st.tuples(place, place)
+    corners = st.tuples(corner, corner).filter(lambda p: p[0][0] != p[1][0] and p[0][1] != p[1][1])
     boxes = corners.map(
         lambda p: tuple(float(of(a, b)) for of in (min, max) for a, b in zip(*p, strict=True))
     )
     boxes = boxes.filter(lambda b: b[0] < b[2] and b[1] < b[3])  # MM314
+
+    def counted(numbers: tuple[float, ...]) -> bool:  # MM311: fractions are no pixels
+        return system == "normalized_1" or max(numbers) > 1 or all(n.is_integer() for n in numbers)
+
+    boxes, points = boxes.filter(counted), corner.filter(counted)
 
     def records(strategy: st.SearchStrategy[Any]) -> list[Any] | None:
         return draw(_optional(st.lists(strategy, max_size=2)))

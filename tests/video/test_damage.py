@@ -14,7 +14,7 @@ from unittest import mock
 import av
 import numpy as np
 import pytest
-from support.marked_clips import clip, numbers_of, picture
+from support.marked_clips import clip, numbers_of, picture, with_hidden_frames
 from support.process import run_mmpack
 
 from mmpack.errors import ArgumentError, BackendError, VideoError
@@ -85,17 +85,9 @@ def test_damaged_vp8_has_the_same_pixels_with_any_threads():
     assert read > 5
 
 
-def with_hidden_frames(count):
-    """30 pictures in one group, of which an edit list hides the first `count`; the file has 25 a second."""
-    data = clip(gop=30)
-    at = data.index(b"elst") + 16  # version, flags, count, duration; then where the media begin
-    ticks = int.from_bytes(data[at : at + 4]) + count * 12800 // 25
-    return data[:at] + ticks.to_bytes(4) + data[at + 4 :]
-
-
 def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
     """FFmpeg drops hidden pictures and does not report which were broken; later ones refer to them."""
-    video, rng, read = with_hidden_frames(20), random.Random(0), 0
+    video, rng, read = with_hidden_frames(20, gop=30), random.Random(0), 0
     start = video.index(b"mdat")
     for _ in range(60):
         broken = bytearray(video)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support.marked_clips import CODECS, clip, numbers_of
+from support.marked_clips import CODECS, clip, numbers_of, with_hidden_frames
 
 from mmpack.errors import ArgumentError, VideoError
 from mmpack.video import decode, probe
@@ -72,10 +72,7 @@ def test_no_rate():
 
 
 def test_frames_that_an_edit_list_hides():
-    data = clip(30, gop=100, options={"bf": "0"})
-    at = data.index(b"elst") + 16  # version, flags, count, duration; then where the media begin
-    ticks = 10 * 12800 // 25
-    hidden = data[:at] + ticks.to_bytes(4) + data[at + 4 :]
+    hidden = with_hidden_frames(10, gop=100, options={"bf": "0"})
     info = probe(hidden)
     assert info.total_frames == 20 and info.timestamps[0] == 0
     assert numbers_of(decode(hidden, range(20))) == list(range(10, 30))

@@ -13,12 +13,13 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "readers"
 sys.path.insert(0, str(FIXTURES))
 
 from reader_clips import KINDS, RATES, clip  # noqa: E402
+from support import marked_clips  # noqa: E402
 
 from mmpack.errors import ArgumentError  # noqa: E402
 from mmpack.video import FramePlan, Limits, decode, probe, sample  # noqa: E402
 from mmpack.video.files.container import Opened, opened  # noqa: E402
 from mmpack.video.files.packets import Packets, read_packets  # noqa: E402
-from mmpack.video.files.readers import read_as  # noqa: E402
+from mmpack.video.files.readers import READERS, read_as  # noqa: E402
 
 TABLE = {
     (row["kind"], row["number"]): row
@@ -44,12 +45,12 @@ def test_the_table_of_what_libraries_say(kind):
 @pytest.mark.decoders
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_libraries_themselves(kind):
-    from libraries import READERS
+    import libraries
 
     for number in range(len(RATES)):
         data = clip(kind, number)
         readings = probe(data).readings
-        for name, call in READERS.items():
+        for name, call in libraries.READERS.items():
             want = call(data)
             mine = figures(readings, name)
             if name == "torchcodec":
@@ -120,6 +121,85 @@ def test_what_a_reader_cant_read():
         sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="pyav")
     with pytest.raises(ArgumentError, match="reader 'vlc' is unknown"):
         sample(clip("mkv", 1), policy="transformers_qwen3_vl", reader="vlc")
+
+
+# files, and the readers that are refused because upstream gives other frames than asked for
+MARKED = {
+    "mp4": (lambda: marked_clips.clip(), set()),
+    "mov": (lambda: marked_clips.clip(container="mov"), set()),
+    "mkv": (lambda: marked_clips.clip(container="matroska"), {"pyav"}),
+    "flv": (lambda: marked_clips.clip(container="flv", options={"bf": "0"}), {"pyav"}),
+    "vp9": (lambda: marked_clips.clip(codec="vp9"), {"pyav"}),
+    "av1": (lambda: marked_clips.clip(codec="av1"), {"opencv", "decord"}),
+    "before time 0": (lambda: marked_clips.earlier(80, "mp4"), {"torchcodec", "decord"}),
+    "ts, before time 0": (
+        lambda: marked_clips.earlier(80, "mpegts"),
+        {"torchcodec", "decord", "pyav", "torchvision"},
+    ),
+    "edit list": (lambda: marked_clips.with_hidden_frames(14), {"torchcodec", "decord"}),
+    "edit list, one group": (lambda: marked_clips.with_hidden_frames(20, gop=30), {"torchcodec", "decord"}),
+    "ts": (lambda: marked_clips.clip(container="mpegts"), {"torchcodec", "decord", "pyav"}),
+    "ts, in order": (
+        lambda: marked_clips.clip(container="mpegts", options={"bf": "0"}),
+        {"torchcodec", "decord", "pyav"},
+    ),
+    "avi": (lambda: marked_clips.clip(container="avi", options={"bf": "0"}), {"decord"}),
+    "avi, B-frames": (
+        lambda: marked_clips.clip(container="avi"),
+        {"torchcodec", "decord", "torchvision"},
+    ),
+    "avi, MPEG-4 with B-frames": (
+        lambda: marked_clips.clip(codec="mpeg4", container="avi", options={"bf": "2"}),
+        {"torchcodec", "decord", "torchvision"},
+    ),
+    "wmv": (lambda: marked_clips.clip(codec="wmv2", container="asf"), {"decord", "pyav"}),
+    "open groups": (lambda: marked_clips.clip(options={"x264-params": "open-gop=1"}), {"decord"}),
+    "interlaced": (lambda: marked_clips.clip(options={"x264-params": "interlaced=1"}), {"opencv"}),
+    **{
+        f"rotated by {degrees}": (lambda degrees=degrees: marked_clips.clip(rotation=degrees), {"pyav", "torchvision"})
+        for degrees in (90, 180, 270)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_readers_that_give_other_frames_are_refused(name):
+    make, refused = MARKED[name]
+    readings = probe(make()).readings
+    assert {reader for reader in READERS if readings[reader].refusal} == refused
+    for reader in refused:
+        with pytest.raises(
+            ArgumentError, match=f"reader '{reader}': .*Fix: set reader='container'"
+        ):
+            sample(make(), policy="transformers_qwen3_vl", reader=reader)
+
+
+def test_vllm_seeks_the_end():
+    with pytest.raises(ArgumentError, match="does not find the first frames of mpegts again"):
+        sample(MARKED["ts"][0](), policy="vllm")
+    assert sample(MARKED["ts"][0](), policy="transformers_qwen3_vl", reader="opencv")
+    assert sample(MARKED["ts, in order"][0](), policy="vllm")
+
+
+@pytest.mark.decoders
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("reader", ["torchcodec", "opencv", "decord", "pyav", "vllm"])
+def test_the_frames_that_upstream_gives(reader, name, tmp_path):
+    """Those of the plan, in its size, by transformers' functions and by OpenCV as vLLM calls it; or a refusal."""
+    from libraries import frames_by
+
+    path = tmp_path / "clip"
+    path.write_bytes(MARKED[name][0]())
+    policy = "vllm" if reader == "vllm" else "transformers_qwen3_vl"
+    given = {"model": "qwen3_vl", "reader": "opencv" if reader == "vllm" else reader}
+    try:
+        plans = [sample(path, policy=policy, fps=fps, **given) for fps in (2.0, 7.0, 25.0)]
+    except ArgumentError:
+        return
+    for plan in plans:
+        theirs = np.asarray(frames_by(reader, path, plan.indices))
+        assert theirs.shape[1:] == (plan.source_size[1], plan.source_size[0], 3)
+        assert marked_clips.numbers_of(theirs) == marked_clips.numbers_of(decode(path, plan))
 
 
 def test_theora_that_repeats_pictures():

@@ -258,6 +258,7 @@ GRID = sample(clip(50), policy="qwen_vl_utils").grid_thw
         {"indices": [-1, 16, 33, 49]},
         {"indices": [0, 16, 33, 50]},
         {"timestamps": [0.0]},
+        {"timestamps": [0.0, 0.1, 0.2, 40.0]},
         {"timestamps": [0.0, 0.1, 0.2, float("nan")]},
         {"container_timestamps": [0.0] * 5},
         {"patch_timestamps": [0.0]},

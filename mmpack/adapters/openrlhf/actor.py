@@ -14,11 +14,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from mmpack.adapters.openrlhf.rows import rows_to_samples
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
 from mmpack.families import family_of_config
 from mmpack.packing.batch import Batch
-from mmpack.packing.pack import pack
 from mmpack.schema.sample import Sample
 
 WHERE = "OpenRLHF actor"
@@ -68,7 +68,7 @@ class ActorHandle:
         if ring_attn_group is not None:
             raise ModelError(f"{WHERE}: ring attention is on. Fix: set --ds.ring_attn_size 1")
         samples = rows_to_samples(sequences, attention_mask, action_mask, mm_inputs, self.family)
-        batch = pack(samples, share_prefix=True).to(sequences.device)
+        batch = pack_shared(samples, self.actor.model).to(sequences.device)
         # a rank without a picture still runs the tower
         vision = "always" if _ranks() > 1 else "auto"
         model, temperature = self.actor.model, self.actor.temperature

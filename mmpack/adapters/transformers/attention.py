@@ -39,6 +39,7 @@ from mmpack.adapters.transformers.linear_attention import (
     take_segments,
 )
 from mmpack.adapters.transformers.parts import Part
+from mmpack.adapters.transformers.rope import take_lengths
 from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.ulysses.heads import attend_by_heads
 from mmpack.adapters.transformers.ulysses.split import RowSplit
@@ -325,6 +326,7 @@ def _register() -> None:
 
 def _hook(core: Any) -> list[Any]:
     take_segments(core)
+    take_lengths(core)
     decoder = core.get_decoder()
     return [
         KeptRules(core),

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
+from mmpack.adapters.transformers.guards import IGNORED
 from mmpack.adapters.transformers.linear_attention import KEYWORD
 from mmpack.adapters.transformers.media_inputs import pixel_inputs
+from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
+from mmpack.adapters.transformers.rope import Rules, lengths_of, rope_rules, take_lengths
 from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
@@ -20,8 +23,6 @@ from mmpack.packing.media import held_pixels
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import PaddedBatch, pad
 from mmpack.schema.sample import Sample
-
-IGNORED = -100  # transformers' label of a token that is not scored
 
 
 class SampleCollator:
@@ -65,6 +66,8 @@ class SampleCollator:
             )
         self.family = family_of_config(whole.config).name  # a worker looks it up
         self.padding = padding
+        self.rope = rope_rules(whole)
+        take_lengths(whole.model)
         self.share_prefix = share_prefix
         self.pad_to_multiple_of = pad_to_multiple_of
 
@@ -76,10 +79,10 @@ class SampleCollator:
         if self.padding is None:
             batch = pack(samples, None, self.share_prefix, self.pad_to_multiple_of)
             _refuse_no_loss(samples)
-            return _common(batch, family) | _packed(batch, family)
+            return _common(batch, family, self.rope) | _packed(batch, family)
         padded = pad(samples, self.padding, pad_to_multiple_of=self.pad_to_multiple_of)
         _refuse_no_loss(samples)
-        return _common(padded, family) | _padded(padded, family)
+        return _common(padded, family, self.rope) | _padded(padded, family)
 
 
 def _refuse_no_loss(samples: Sequence[Sample]) -> None:
@@ -91,7 +94,7 @@ def _refuse_no_loss(samples: Sequence[Sample]) -> None:
         )
 
 
-def _common(batch: PackedBatch | PaddedBatch, family: Family) -> dict[str, Any]:
+def _common(batch: PackedBatch | PaddedBatch, family: Family, rules: Rules) -> dict[str, Any]:
     if batch.family != family.name:
         raise ModelError(
             f"SampleCollator: the samples are of {batch.family}, the model of {family.name}. "
@@ -103,7 +106,8 @@ def _common(batch: PackedBatch | PaddedBatch, family: Family) -> dict[str, Any]:
             "SampleCollator: the batch has audio, whose features only model_inputs hands to a forward. "
             "Fix: call model(**model_inputs(batch, model)) in a loop of your own"
         )
-    return {"use_cache": False} | pixel_inputs(batch)
+    lengths = {ROPE_LENGTHS: lengths_of(batch, rules, "SampleCollator")} if rules else {}
+    return {"use_cache": False} | pixel_inputs(batch) | lengths
 
 
 def _packed(batch: PackedBatch, family: Family) -> dict[str, Any]:

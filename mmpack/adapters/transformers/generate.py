@@ -19,12 +19,11 @@ from mmpack.adapters.processed_media import described_medium
 from mmpack.adapters.transformers.linear_attention import refuse_kernels_on_a_cpu
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
 from mmpack.families import Family
-from mmpack.layout.fingerprint import content_hash, fingerprint
+from mmpack.layout.fingerprint import content_hash, fingerprint, response_hash
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.occurrences import spans_from_runs
 from mmpack.layout.runs import placeholder_runs
 from mmpack.processors.messages import parts_of
-from mmpack.processors.settings import text_hash
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
@@ -351,6 +350,7 @@ def _sample(
     prompt_length = len(prompt_mask) - left
     whole = slice(left, len(prompt_mask) + count)
     ids = sequence[whole].astype(np.int64)
+    written = response[:count].tolist()
     found = placeholder_runs(ids[:prompt_length], family)
     distinct, spans = spans_from_runs(found, media, family, "rollout")
     return Sample(
@@ -369,5 +369,5 @@ def _sample(
         kept_ids=None if kept is None else Ragged.of(kept[:count]),
         sampling=sampling | {"logprobs": "processed"},
         finish_reason="stop" if len(ends) else "length",
-        metadata={RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response[:count].tolist()))},
+        metadata={RESPONSE_TEXT_KEY: response_hash(tokenizer.decode(written), written)},
     )

@@ -1,6 +1,7 @@
 """Stand-ins for input_ids and the attention mask that fail where a forward would ignore mmpack's rule.
 
-`model_inputs` hands `BoundIds` to one model's forward. The attention "mmpack" hands `NO_MASK` to its own layers. A
+`model_inputs` hands `BoundIds` to one model's forward, with which labels of rows that can't be shifted are refused. The
+attention "mmpack" hands `NO_MASK` to its own layers. A
 model that was detached, another model, or another attention raises when it uses them: no wrong number comes out.
 """
 
@@ -13,6 +14,9 @@ import torch
 
 from mmpack.errors import ModelError, installed_version
 from mmpack.families import Family
+from mmpack.packing.batch import Batch, PackedBatch
+
+IGNORED = -100  # transformers' label of a token that is not scored
 
 
 def refuse_old_transformers(family: Family, what: str) -> None:
@@ -41,8 +45,10 @@ class BoundIds:
         core: torch.nn.Module,
         attached: bool,
         make: Callable[[], dict[str, Any]],
+        batch: Batch,
     ):
         self.ids = ids
+        self.batch = batch  # of these ids
         self.core = core  # the model below the head
         self.attached = attached  # whether its attention must be mmpack's
         self.make = make  # further keywords of the forward: encoded media, for one
@@ -70,10 +76,13 @@ class BoundIds:
         return len(self.ids)
 
     def to(self, *args: Any, **kwargs: Any) -> BoundIds:
-        return BoundIds(self.ids.to(*args, **kwargs), self.core, self.attached, self.make)
+        return self._with(self.ids.to(*args, **kwargs))
 
     def clone(self) -> BoundIds:
-        return BoundIds(self.ids.clone(), self.core, self.attached, self.make)
+        return self._with(self.ids.clone())
+
+    def _with(self, ids: torch.Tensor) -> BoundIds:
+        return BoundIds(ids, self.core, self.attached, self.make, self.batch)
 
     def open(self, core: torch.nn.Module, attached: bool) -> dict[str, Any]:
         """The forward's own keywords: the tensor of ids, and what `make` adds.
@@ -91,6 +100,34 @@ class BoundIds:
                 "model_inputs: the model was detached before its forward. Fix: detach after the forward"
             )
         return {"input_ids": self.ids} | self.make()
+
+
+def refuse_labels(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Before a model's forward: labels that transformers' loss, which shifts them by a row, scores by another sample.
+
+    Raises ModelError for those of a pack with shared prefixes, and of the first token of a sample in any pack.
+    """
+    ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
+    if not (isinstance(ids, BoundIds) and isinstance(ids.batch, PackedBatch)):
+        return
+    if labels is None or kwargs.get("shift_labels") is not None:  # which are shifted already
+        return
+    starts, why = ids.batch.cu_seqlens, "the row after a prefix is of one of its samples only"
+    if starts is not None:
+        if (labels.flatten()[starts[1:-1].to(labels.device)] == IGNORED).all():
+            return
+        why = f"a sample's first label is not {IGNORED}, and the row before it is of another sample"
+    raise ModelError(
+        f"model_inputs: labels are given beside packed rows, which transformers' loss shifts by a row, and {why}. "
+        "Fix: take the loss of packed_logprobs(model, batch), or pack by SampleCollator"
+    )
+
+
+def take_labels_of(*models: torch.nn.Module) -> None:
+    """Let the forwards of these models refuse labels as `refuse_labels` does. The hook stays."""
+    for model in models:
+        if refuse_labels not in model._forward_pre_hooks.values():
+            model.register_forward_pre_hook(refuse_labels, with_kwargs=True)
 
 
 class OtherAttention(ModelError, AttributeError):

@@ -30,10 +30,10 @@ def is_split(head: Any) -> bool:
     return _is_dtensor(getattr(head, "weight", None))
 
 
-def local_head(head: Any, hidden: torch.Tensor, rows: int) -> Head:
-    """Of a Linear whose forward runs; hidden [..., H] as that forward gets it, of a batch of `rows`.
+def local_head(head: Any, hidden: torch.Tensor) -> Head:
+    """Of a Linear whose forward runs; hidden [..., H] as that forward gets it.
 
-    Raises: ModelError for a weight that is not split by rows, or not evenly, and for a part of the hidden states.
+    Raises: ModelError for a weight that is not split by rows, or not evenly.
     """
     weight, bias = head.weight, head.bias
     if _is_dtensor(hidden):
@@ -41,7 +41,6 @@ def local_head(head: Any, hidden: torch.Tensor, rows: int) -> Head:
     hidden = hidden.reshape(-1, hidden.shape[-1])
     if not _is_dtensor(weight):
         return Head(hidden, weight, bias, None)
-    _refuse_rows(len(hidden), rows)
     group = _ranks_of(weight)
     if bias is not None and _is_dtensor(bias):
         bias = bias.to_local()
@@ -52,8 +51,8 @@ def refuse_split(head: Any) -> None:
     """Raise ModelError for a head that must be run, and is split."""
     if is_split(head):
         raise ModelError(
-            f"packed_logprobs: the head is {type(head).__name__}, not a plain Linear, and its vocabulary is "
-            "split over ranks. Fix: put no adapter on the head, or don't split it"
+            f"packed_logprobs: the head is {type(head).__name__} with an adapter, a hook or a forward of its own, and "
+            "its vocabulary is split over ranks. Fix: put none on the head, or don't split it"
         )
 
 
@@ -83,11 +82,12 @@ def _ranks_of(weight: Any) -> ProcessGroup | None:
     return group
 
 
-def _refuse_rows(found: int, rows: int) -> None:
-    if found != rows:
+def refuse_rows(hidden: torch.Tensor, rows: int) -> None:
+    """Raise ModelError for hidden states [..., H] of other than all `rows`."""
+    if (found := hidden.shape[:-1].numel()) != rows:
         raise ModelError(
-            f"packed_logprobs: the head gets {found} of the batch's {rows} rows. Fix: give it every row, "
-            "ColwiseParallel(input_layouts=Shard(1)) after sequence-parallel layers"
+            f"packed_logprobs: the head gets {found} of the batch's {rows} rows. Fix: give it every row, after "
+            "sequence-parallel layers by ColwiseParallel(input_layouts=Shard(1))"
         )
 
 

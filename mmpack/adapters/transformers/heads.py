@@ -1,12 +1,14 @@
 """The head that a model's logits come from now: a plain Linear is read by its weight, any other is run.
 
-PEFT puts modules of its own there: a copy that is trained (`modules_to_save`), or a Linear with an adapter.
+PEFT puts modules of its own there: a copy that is trained (`modules_to_save`), or a Linear with an adapter. A Linear
+with a hook that is not a framework's, or with a forward that was put in the place of its own, is run too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers.head_shards import (
     is_split,
+    layouts_of,
     local_head,
+    refuse_rows,
     refuse_split,
 )
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.adapters.transformers.unwrap import is_parallel
+from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import family_of_config
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
@@ -26,6 +31,8 @@ from mmpack.packing.batch import Batch
 
 CHUNK = 1024  # loss tokens whose logits exist at once
 Values = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+# whose hooks and forwards say nothing of logits: they gather weights, move them, lay outputs out
+FRAMEWORKS = ("torch.", "transformers.", "accelerate.", "deepspeed.", "mmpack.")
 
 
 def head_of(whole: Any) -> Any:
@@ -44,13 +51,156 @@ def logit_cap(whole: Any) -> float | None:
     return None if name is None else getattr(whole.config.get_text_config(), name)
 
 
-def capped(
-    logits_of: Callable[[Any], torch.Tensor], cap: float | None
-) -> Callable[[Any], torch.Tensor]:
-    """`logits_of`, and the cap after it, as the model's forward does."""
-    if cap is None:
-        return logits_of
-    return lambda hidden: torch.tanh(logits_of(hidden) / cap) * cap
+def logits_by(head: Any, cap: float | None) -> Callable[[Any], torch.Tensor]:
+    """Hidden states [n, H] -> logits: by the head's forward as it is now, hooks, and the cap, as the model's forward.
+
+    Forward and hooks get [1, n, …]. Without pre-hooks, which `read_in_forward` and `read_hidden` have run.
+    """
+    own, hooks = head.forward, _own_hooks(head)
+
+    def logits_of(hidden: torch.Tensor) -> torch.Tensor:
+        given = (hidden[None],)
+        out = own(*given)
+        for hook, keywords in hooks:
+            made = hook(head, given, {}, out) if keywords else hook(head, given, out)
+            out = out if made is None else made
+        out = out[0]
+        return out if cap is None else torch.tanh(out / cap) * cap
+
+    return logits_of
+
+
+def read_in_forward(
+    model: Any, whole: Any, head: Any, read: Callable[[Any], Values], inputs: Mapping[str, Any]
+) -> Values:
+    """What `read` makes of the hidden states that come to the head in `model(**inputs)`.
+
+    All of the model's forward runs, with hooks and wrappers. DDP and FSDP watch what the outermost forward returns;
+    FSDP has the weights whole only in it. Complex numbers pass as they are; real ones are cast to a policy's
+    output_dtype. Raises ModelError where the forward changes what its head made, or does not run it: that is for
+    logits, and these are none.
+    """
+    made: list[tuple[Values, torch.Tensor]] = []
+
+    def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
+        refuse_rows(hidden, inputs["input_ids"].shape.numel())
+        values = read(hidden)
+        both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
+        out = torch.complex(*both)
+        made.append((values, out))
+        return out
+
+    def check(module: Any, args: Any, output: Any) -> None:
+        _refuse_changed(getattr(output, "logits", None), made)
+
+    outermost = model.module if is_parallel(model) else model
+    with forward_of(head, read_as_logits, read_by_weight(head)), uncapped(whole), _eager(outermost):
+        hook = outermost.register_forward_hook(check)
+        try:
+            values = model(**inputs).logits
+        finally:
+            hook.remove()
+    logprobs = values.real.contiguous()
+    return logprobs if torch.is_tensor(made[-1][0]) else (logprobs, values.imag.contiguous())
+
+
+def read_hidden(head: Any, read: Callable[[Any], Values], hidden: torch.Tensor) -> Values:
+    """What `read` makes of hidden states, after the head's pre-hooks."""
+    with forward_of(head, read, read_by_weight(head)):
+        values: Values = head(hidden)
+    return values
+
+
+def _refuse_changed(logits: Any, made: list[tuple[Values, torch.Tensor]]) -> None:
+    why = "does not run its head"
+    if made:
+        values, given = made[-1]
+        if torch.is_tensor(logits) and (logits.shape, logits.dtype) == (given.shape, given.dtype):
+            known = not given.is_inference() and given._version == 0
+            if known and logits.data_ptr() == given.data_ptr():
+                return
+            first = values if torch.is_tensor(values) else values[0]
+            if torch.equal(logits.real.to(first.device), first):  # moved, or copied
+                return
+        why = "changes the logits that its head makes"
+    raise ModelError(
+        f"packed_logprobs: the model's forward {why}, and here the head makes logprobs, no logits. Fix: pass "
+        "model(**model_inputs(batch, model)).logits to mp.selected_logprobs, or move the change into the head"
+    )
+
+
+@contextlib.contextmanager
+def forward_of(module: Any, forward: Callable[..., Any], inner: bool = True) -> Iterator[None]:
+    """Another forward within the block; of the hooks on its output only frameworks' stay, without tensor parallel's.
+
+    The module may have a forward of its own already, as transformers' `tp_plan` sets it. `inner`: accelerate's hook,
+    which puts weights in place before the forward, stays around the other one.
+    """
+    name = "_old_forward" if inner and _is_aligned(module) else "forward"
+    own, hooks = vars(module).get(name), module._forward_hooks
+    setattr(module, name, forward)
+    foreign = [hook for hook, _ in _own_hooks(module)]
+    module._forward_hooks = OrderedDict(
+        (k, h) for k, h in hooks.items() if not (layouts_of(h) or h in foreign)
+    )
+    try:
+        with _eager(module):
+            yield
+    finally:
+        module._forward_hooks = hooks
+        delattr(module, name)
+        if own is not None:
+            setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def _eager(module: Any) -> Iterator[None]:
+    """The module's own call within the block, where `module.compile()` put another in its place."""
+    compiled = vars(module).pop("_compiled_call_impl", None)  # its class has None
+    try:
+        yield
+    finally:
+        if compiled is not None:
+            module._compiled_call_impl = compiled
+
+
+def has_own_forward(module: Any) -> bool:
+    """Whether a module's forward is its class's, or a framework's, and no hook of somebody's own is on its output."""
+    return not _own_hooks(module) and all(
+        map(_is_framework, (module.forward, type(module).forward))
+    )
+
+
+def read_by_weight(head: Any) -> bool:
+    """Whether the head's weight and bias say all: a Linear's, without a hook or a forward of somebody's own."""
+    own = None if _is_aligned(head) else vars(head).get("forward")
+    return is_linear(head) and not _own_hooks(head) and (own is None or _is_framework(own))
+
+
+def _own_hooks(module: Any) -> list[tuple[Callable[..., Any], bool]]:
+    """The hooks on its output that are not a framework's, and whether they take keywords."""
+    keywords = module._forward_hooks_with_kwargs
+    return [(h, k in keywords) for k, h in module._forward_hooks.items() if not _is_framework(h)]
+
+
+def _is_aligned(module: Any) -> bool:
+    """Whether accelerate's own hooks are around its forward."""
+    hook = vars(module).get("_hf_hook")
+    hooks = getattr(hook, "hooks", [hook])
+    return "_old_forward" in vars(module) and all(
+        type(h).__module__.startswith("accelerate.") for h in hooks
+    )
+
+
+def _is_framework(function: Any) -> bool:
+    """Whether a hook or a forward, and what it wraps, is a framework's own code."""
+    while function is not None:
+        code = getattr(function, "__func__", function)
+        home = getattr(code, "__globals__", {}).get("__name__", type(code).__module__)
+        if not home.startswith(FRAMEWORKS):
+            return False
+        function = getattr(code, "__wrapped__", None)
+    return True
 
 
 @contextlib.contextmanager
@@ -83,12 +233,12 @@ def reader(
 
     `memory_budget`: of a head that is read by its weight. `kept_ids`: over those of the batch, if it has some.
     """
-    logits_of = capped(head.forward, cap)  # taken now: the caller may exchange it
+    logits_of = logits_by(head, cap)  # taken now: the caller may exchange it
     support = batch.kept_ids if kept_ids else None
     _check_kept(support, len(batch.loss_targets))
 
     def by_weight(hidden: torch.Tensor) -> Values:
-        own = local_head(head, hidden, batch.input_ids.numel())
+        own = local_head(head, hidden)
         return linear_selected_logprobs(
             own.hidden,
             own.weight,
@@ -132,9 +282,10 @@ def by_weight_or_logits(
     head: Any, cap: float | None, by_weight: Callable[[Any], Any], by_logits: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
     """The one that fits the head when its forward runs: FSDP2 gathers its weight then, and tensor parallel does not."""
+    plain = read_by_weight(head)
 
     def read(hidden: Any) -> Any:
-        if is_linear(head) and (cap is None or is_split(head)):
+        if plain and (cap is None or is_split(head)):
             return by_weight(hidden)
         refuse_split(head)
         return by_logits(hidden)
@@ -154,6 +305,6 @@ def _check_kept(support: Any, count: int) -> None:
 
 
 def is_linear(head: Any) -> bool:
-    """Whether the head's weight and bias say all; `fully_shard` makes a class of its own."""
+    """Whether the head is a Linear; `fully_shard` makes a class of its own."""
     kinds = [k for k in type(head).__mro__ if not k.__module__.startswith("torch.distributed.")]
     return kinds[0] is torch.nn.Linear

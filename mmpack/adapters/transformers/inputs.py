@@ -16,7 +16,7 @@ from mmpack.adapters.transformers.attention import (
     is_attached,
     open_ids_in_forward,
 )
-from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers
+from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers, take_labels_of
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import (
     has_linear_attention,
@@ -28,6 +28,8 @@ from mmpack.adapters.transformers.media_inputs import (
     inputs_without_media,
     pixel_inputs,
 )
+from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
+from mmpack.adapters.transformers.rope import lengths_of, rope_rules, take_lengths
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
@@ -41,7 +43,12 @@ from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.ulysses.media import split_inputs
 from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
 from mmpack.adapters.transformers.ulysses.split import RowSplit
-from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.adapters.transformers.unwrap import (
+    is_parallel,
+    is_sharded,
+    unwrap,
+    warn_of_wrapper,
+)
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.errors import (
@@ -81,7 +88,8 @@ def model_inputs(
 
     Args:
         batch: packed or padded; its media must have pixels.
-        model: a transformers model, or PEFT's or DDP's wrapper of one.
+        model: a transformers model, or PEFT's or DDP's wrapper of one. Pass the outermost wrapper: `ddp.module` trains
+            without reducing gradients, which warns.
         vision: "always": a tower that has no medium of the batch runs the smallest one, with weight exactly 0.
             "auto": where FSDP2 or ZeRO-3 shards a tower, it runs as often as `batch.tower_runs` says (`PackLoader` and
             `in_step` set it), and once if that is None. Before transformers 5.19 a batch without media can't run it:
@@ -96,9 +104,11 @@ def model_inputs(
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
     and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
-    features, or pixels and grids, with routes `routed_experts`.
+    features, or pixels and grids, with routes `routed_experts`, with RoPE that depends on length `rope_lengths`. Don't
+    add `labels`, which transformers' loss shifts by a row: beside a pack of shared prefixes the forward refuses them,
+    beside another one where a sample's first label is not -100.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
-    for missing pixels; ArgumentError for other options, or for what is no batch.
+    for missing pixels; ArgumentError for other options, for what is no batch, and for rows changed since.
     """
     split = row_split(batch, model, sequence_group, "model_inputs")
     return inputs_of(batch, model, vision, features, max_patches, split)
@@ -119,8 +129,10 @@ def inputs_of(
         raise ArgumentError(
             f"model_inputs: {type(batch).__name__} is not a batch. Fix: pass what mp.pack returned"
         )
-    joined = is_parallel(model)
+    joined, outermost = is_parallel(model), model
     model = unwrap(model, "model_inputs")
+    warn_of_wrapper(outermost, model, "model_inputs")
+    take_labels_of(outermost, model, *([outermost.module] if joined else []))
     family = family_of_config(model.config)
     refuse_old_transformers(family, "model_inputs")
     refuse_other_batch(batch, model, "model_inputs", not isinstance(features, SummedFeatures))
@@ -149,6 +161,9 @@ def inputs_of(
     inputs[key] = getattr(batch, key)
     if attached and batch.visible_from is not None:
         inputs["visible_from"] = batch.visible_from
+    if rules := rope_rules(model):
+        take_lengths(model)
+        inputs[ROPE_LENGTHS] = lengths_of(batch, rules, "model_inputs")[:, own]
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
         if has_linear_attention(model):
@@ -183,15 +198,18 @@ def inputs_of(
         if any(m.modality == "audio" for m in batch.media):
             make = functools.partial(heard_inputs, batch, model, ids)
     if not attached:
-        if make is None and KEYWORD not in inputs:  # any model of the family may take these
+        if (
+            make is None and not {KEYWORD, ROPE_LENGTHS} & inputs.keys()
+        ):  # any model of the family may take these
             return inputs | {"input_ids": ids}
         open_ids_in_forward(model.model)
-    return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict)}
+    return inputs | {"input_ids": BoundIds(ids, model.model, attached, make or dict, batch)}
 
 
 def refuse_other_batch(batch: Batch, model: Any, what: str, pixels: bool = True) -> None:
     """Raise, as `what`, for a batch of another model: ids, media and, unless they are not read, pixels."""
     family = family_of_config(model.config)
+    batch.check_unchanged()
     _refuse_other_ids(batch, model.config, family, what)
     _refuse_other_media(batch, model.config, family, what, pixels)
 

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from mmpack.adapters.transformers import heads
 from mmpack.adapters.transformers.head_shards import local_head
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.logprobs import forward_of
 from mmpack.adapters.transformers.tower import Features
-from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
 from mmpack.ops.logprobs.listed import ListedLogprobs, listed_logprobs
@@ -48,17 +47,9 @@ def packed_listed_logprobs(
     head = heads.head_of(whole)
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     read = _reader(head, batch, temperature, entropy, memory_budget, heads.logit_cap(whole))
-    if not (is_parallel(model) or is_sharded(whole)):
-        return _parts(read(whole.model(**inputs).last_hidden_state), batch, entropy)
-
-    def read_as_logits(hidden: Tensor) -> Tensor:
-        values = read(hidden)
-        return torch.complex(values, torch.zeros_like(values))
-
-    # As in packed_logprobs: the outermost forward returns the values, and no dtype is cast.
-    with forward_of(head, read_as_logits), heads.uncapped(whole):
-        values = model(**inputs).logits
-    return _parts(values.real.contiguous(), batch, entropy)
+    values = heads.read_in_forward(model, whole, head, read, inputs)
+    assert isinstance(values, Tensor)
+    return _parts(values, batch, entropy)
 
 
 def _reader(
@@ -70,10 +61,10 @@ def _reader(
     cap: float | None,
 ) -> Callable[[Any], Tensor]:
     """Hidden states [..., H] of the batch's rows -> all values, one after the other as `_parts` cuts them."""
-    logits_of = heads.capped(head.forward, cap)  # taken now: the caller may exchange it
+    logits_of = heads.logits_by(head, cap)  # taken now: the caller may exchange it
 
     def by_weight(hidden: Tensor) -> Tensor:
-        own = local_head(head, hidden, batch.input_ids.numel())
+        own = local_head(head, hidden)
         out = linear_listed_logprobs(
             own.hidden,
             own.weight,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from mmpack.adapters.transformers.head_shards import layouts_of
-from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, reader, uncapped
+from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, read_in_forward, reader
 from mmpack.adapters.transformers.inputs import inputs_of
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.ulysses.split import RowSplit
-from mmpack.adapters.transformers.unwrap import is_parallel, is_sharded, unwrap
+from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import check_flag
 from mmpack.packing.batch import Batch
 
@@ -70,10 +66,12 @@ def packed_logprobs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
-    A model in DistributedDataParallel or DeepSpeed, or sharded by FSDP2 or tensor parallel, runs in its own forward, so
-    that gradients are reduced. A head that `parallelize_module` or `tp_plan` split by vocabulary stays split.
-    A head that an adapter changed (LoRA, DoRA), or whose logits are capped (Gemma 4), makes logits, of 1,024 loss
-    tokens at a time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
+    Pass the outermost wrapper, DistributedDataParallel or DeepSpeed's engine: `ddp.module` trains without reducing
+    gradients, which warns. The model's whole forward runs, with its hooks and what was put in its place (accelerate's
+    autocast); one that changes the logits which its head makes is refused. A head that `parallelize_module` or
+    `tp_plan` split by vocabulary stays split. A head that an adapter changed (LoRA, DoRA), with a forward hook or a
+    forward put in the place of its own, or whose logits are capped (Gemma 4), makes logits, of 1,024 loss tokens at a
+    time. Under `torch.no_grad()`, for old and reference logprobs, no activations are held: memory is that
     of one layer, however many there are.
 
     Args:
@@ -97,20 +95,7 @@ def packed_logprobs(
     own = batch if split is None else split.own_loss(batch)
     inputs = inputs_of(batch, model, vision, features, max_patches, split)
     read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
-    if not (is_parallel(model) or is_sharded(whole)):
-        return _gathered(read(whole.model(**inputs).last_hidden_state), split)
-
-    def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
-        values = read(hidden)
-        both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
-        return torch.complex(*both)
-
-    # DDP and FSDP watch what the outermost forward returns; FSDP has the weights whole only in it. Complex
-    # numbers pass as they are; real ones are cast to a policy's output_dtype.
-    with forward_of(head, read_as_logits), uncapped(whole):
-        values = model(**inputs).logits
-    logprobs = values.real.contiguous()
-    return _gathered((logprobs, values.imag.contiguous()) if entropy else logprobs, split)
+    return _gathered(read_in_forward(model, whole, head, read, inputs), split)
 
 
 def _gathered(values: Values, split: RowSplit | None) -> Values:
@@ -121,21 +106,3 @@ def _gathered(values: Values, split: RowSplit | None) -> Values:
         return split.gather(values)
     logprobs, entropies = split.gather(torch.stack(values, dim=1)).unbind(1)
     return logprobs.contiguous(), entropies.contiguous()
-
-
-@contextlib.contextmanager
-def forward_of(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another forward within the block, without the layout that tensor parallel gives to what a forward returns.
-
-    The module may have a forward of its own already, as accelerate's hooks and transformers' `tp_plan` set it.
-    """
-    own, hooks = vars(module).get("forward"), module._forward_hooks
-    module.forward = forward
-    module._forward_hooks = OrderedDict((k, h) for k, h in hooks.items() if not layouts_of(h))
-    try:
-        yield
-    finally:
-        module._forward_hooks = hooks
-        del module.forward
-        if own is not None:
-            module.forward = own

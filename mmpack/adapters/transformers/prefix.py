@@ -20,9 +20,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from mmpack.adapters.transformers.attention import attach, head_dim_of, is_attached
-from mmpack.adapters.transformers.heads import head_of, logit_cap, reader
+from mmpack.adapters.transformers.heads import (
+    has_own_forward,
+    head_of,
+    logit_cap,
+    read_hidden,
+    reader,
+)
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.layer_rules import layer_rules
+from mmpack.adapters.transformers.rope import rope_rules
 from mmpack.adapters.transformers.tower import (
     encode_media,
     media_names,
@@ -143,15 +150,16 @@ def prefix_logprobs(
             cache = _filled(kv, hit.rows)
             hidden, patches = _suffix(whole, batch, cache, hit.tokens, index, max_patches)
             on_device = _shifted(batch.to(device), hit.tokens)
+            head = head_of(whole)
             read = reader(
-                head_of(whole),
+                head,
                 on_device,
                 temperature,
                 False,
                 kept_ids=kept_ids,
                 cap=logit_cap(whole),
             )
-            logprobs = read(hidden)
+            logprobs = read_hidden(head, read, hidden)
         with index.reserve(keys, packed_rows=np.arange(len(sample)), pack=sample.sample_id) as new:
             if new.stop > new.start:
                 kv.write(new.rows, _rows_of(cache, new.start, new.stop, index))
@@ -185,6 +193,11 @@ def _refuse(whole: Any, sample: Sample, index: PrefixIndex, kv: RowStore) -> Non
         )
     if is_sharded(whole):
         raise ModelError("prefix_logprobs: the model is sharded. Fix: pass an unsharded copy")
+    if not (has_own_forward(whole) and has_own_forward(whole.model)):
+        raise ModelError(
+            "prefix_logprobs: the model's forward was changed, or a hook is on its output, and only the text model and "
+            "the head are run. Fix: use packed_logprobs, which runs all of it"
+        )
     _full_attention(whole, "prefix_logprobs")
     _refuse_random(Tower((whole,)), "prefix_logprobs")
 
@@ -202,11 +215,12 @@ def _full_attention(whole: Any, what: str) -> Any:
     text = whole.config.get_text_config()
     types = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     rules, family = layer_rules(whole, what), family_of_config(whole.config)
-    if types or rules or family.packing != "yes":
+    if types or rules or rope_rules(whole) or family.packing != "yes":
         why = {
             "linear attention": "linear_attention" in types,
             "sliding windows": any(rule.window for rule in rules),
             "pictures that see both ways": any(rule.two_way for rule in rules),
+            "RoPE that depends on length": bool(rope_rules(whole)),
         }
         named = ", ".join(name for name, has in why.items() if has) or family.name
         raise ModelError(

@@ -75,7 +75,11 @@ class Hooks:
             where: Any = next((i for i, v in enumerate(values) if _is_float(v)), None)
             named = next((k for k, v in kwargs.items() if _is_float(v)), "")
             given = values[where] if where is not None else kwargs.get(named) if named else None
-            if given is None or self._source(given) is not None:
+            if given is None:
+                return None
+            if (source := self._source(given)) is not None:
+                # where the other side adds something to it first, as deepstack's features, that one has an entry
+                self.recorder.alias(name, IN, source)
                 return None
             made = self.recorder.shaken(given)
             self._put(name, IN, [made], vision)
@@ -124,6 +128,7 @@ class Hooks:
     ) -> None:
         laid = [found for t in tensors if (found := self._laid(name, t, vision)) is not None]
         if not laid:
+            self.recorder.record.unplaced.add(f"{name}<{side}")
             return
         rows = laid[0][1]
         values = [v for v, r in laid if r is rows]
@@ -137,7 +142,8 @@ class Hooks:
     ) -> tuple[torch.Tensor, Rows] | None:
         """The tensor as [rows, …], and its rows; None if it has no axis of rows."""
         if not vision:
-            flat = as_rows(tensor, self.rows.count, tuple(self.rows.batch.input_ids.shape))
+            shape = tuple(self.rows.batch.input_ids.shape)
+            flat = as_rows(tensor, self.rows.count, shape, "rotary" in name)
             return None if flat is None else (flat, self.rows.text)
         if self.call is None or tensor.ndim < 2:
             return None
@@ -161,22 +167,27 @@ class Hooks:
         return None
 
 
-def as_rows(tensor: torch.Tensor, count: int, shape: tuple[int, ...]) -> torch.Tensor | None:
-    """A tensor that has the axes [B, S] (or [1, T]), or one of `count` rows, as [count, …]; None of others.
+def as_rows(
+    tensor: torch.Tensor, count: int, shape: tuple[int, ...], angles: bool = False
+) -> torch.Tensor | None:
+    """A tensor with the axes B and S (1 and T of a pack), or one of `count` rows, as [count, …]; None of others.
 
-    The last axis of floats is of features; ids and positions have none. `shape`: of the batch's input_ids.
+    The last axis of floats is of features; ids and positions have none. B and S come first in activations, last in
+    positions and `angles` ([3, B, S, …]); heads may stand between them, [B, heads, S, …]. Where two axes could be S,
+    as with S heads, the rows can't be told: None. `shape`: of the batch's input_ids.
     """
-    pair = shape if len(shape) == 2 else (1, count)
-    axes = range(tensor.ndim - tensor.is_floating_point())
-    # rows come first in activations, last in positions [3, B, S]
-    axes = axes if tensor.is_floating_point() else axes[::-1]
-    for axis in axes:
-        if tuple(tensor.shape[axis : axis + 2]) == pair and axis + 1 < tensor.ndim:
-            return tensor.movedim((axis, axis + 1), (0, 1)).reshape(count, -1)
-    for axis in axes:
-        if tensor.shape[axis] == count:
-            return tensor.movedim(axis, 0).reshape(count, -1)
-    return None
+    batch, length = shape if len(shape) == 2 else (1, count)
+    sizes = tensor.shape[: tensor.ndim - tensor.is_floating_point()]
+    firsts = [i for i, size in enumerate(sizes) if size == batch and length in sizes[i + 1 :]]
+    if firsts:
+        first = firsts[0] if tensor.is_floating_point() and not angles else firsts[-1]
+        found = [j for j in range(first + 1, len(sizes)) if sizes[j] == length]
+        if len(found) > 1:
+            return None
+        return tensor.movedim((first, found[0]), (0, 1)).reshape(count, -1)
+    if count not in sizes:
+        return None
+    return tensor.movedim(sizes.index(count), 0).reshape(count, -1)
 
 
 def _tower_rows(tensor: torch.Tensor, patches: int) -> torch.Tensor:

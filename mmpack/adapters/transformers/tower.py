@@ -222,7 +222,7 @@ def _tower_arguments(
     if family.pixel_layout == "tiles":
         return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
     if family.pixel_layout == "padded":
-        return _line_arguments(family, modality, pixels, grids)
+        return _line_arguments(modality, pixels, grids)
     if family.pixel_layout == "canvas":
         sizes = torch.tensor([(h * family.patch_size, w * family.patch_size) for _, h, w in grids])
         return {"pixel_values": canvas_of(pixels, grids, family), "image_sizes": sizes}
@@ -253,11 +253,11 @@ def _padded_audio(features: torch.Tensor, lengths: list[int]) -> dict[str, torch
 
 
 def _line_arguments(
-    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+    modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
 ) -> dict[str, Any]:
     """Of a tower of lines: one for each picture or frame."""
     sizes = [(h, w) for t, h, w in grids for _ in range(t)]
-    values, places = lines_of(pixels, sizes, family)
+    values, places = lines_of(pixels, sizes)
     lengths = {LENGTHS: [h * w for h, w in sizes]}
     if modality == "image":
         return {"pixel_values": values, "image_position_ids": places} | lengths

@@ -295,7 +295,11 @@ def _interpolation(embeddings: Any, grids: torch.Tensor, merge: int) -> dict[str
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    """A tensor or a plan on `device`; the host does not wait for it."""
+    """A tensor, a plan or several on `device`; the host does not wait for it. Numbers stay."""
+    if isinstance(x, tuple):
+        return tuple(_moved(part, device) for part in x)
+    if isinstance(x, int):
+        return x
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 

@@ -6,13 +6,18 @@ only in its forward.
 
 from __future__ import annotations
 
+import gc
 import sys
+import warnings
+import weakref
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from mmpack.errors import ModelError
+from mmpack.errors import MmpackWarning, ModelError
+
+_looked_for = weakref.WeakSet[torch.nn.Module]()  # models whose wrapper was looked for
 
 
 def unwrap(model: Any, what: str) -> Any:
@@ -51,6 +56,40 @@ def _instead(model: Any) -> str:
 def is_parallel(model: Any) -> bool:
     """Whether it is DDP, or DeepSpeed's engine, around a model: it reduces only the gradients of its own forward."""
     return isinstance(model, torch.nn.parallel.DistributedDataParallel) or is_engine(model)
+
+
+def warn_of_wrapper(model: Any, whole: Any, what: str) -> None:
+    """Warn, as `what`, that DDP or DeepSpeed wraps a model that was passed without its wrapper, and reduces nothing.
+
+    Once per model: at its first pass with gradients all objects of the process are looked through.
+    """
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not several or torch.distributed.get_world_size() == 1 or not torch.is_grad_enabled():
+        return
+    if is_parallel(model) or whole in _looked_for:
+        return
+    _looked_for.add(whole)
+    for held in gc.get_objects():
+        if (
+            issubclass(type(held), torch.nn.Module)
+            and is_parallel(held)
+            and _is_around(held, whole)
+        ):
+            warnings.warn(
+                f"{what}: the model is in {type(held).__name__}, but what was passed is its .module: gradients are not "
+                "reduced, and ranks drift apart. Fix: pass the wrapper",
+                MmpackWarning,
+                stacklevel=4,
+            )
+            return
+
+
+def _is_around(parallel: Any, whole: Any) -> bool:
+    """Whether it wraps the model, or PEFT's wrapper of it; not a module whose own forward calls the model."""
+    inside = parallel.module
+    if getattr(inside, "active_peft_config", None) is not None:
+        inside = inside.get_base_model()
+    return inside is whole
 
 
 def is_engine(model: Any) -> bool:

@@ -15,11 +15,11 @@ import torch
 
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.grpo import SUPPORTED
 from mmpack.errors import ArgumentError, BackendError, ModelError, require
 from mmpack.losses.policy.loss import policy_loss
-from mmpack.packing.pack import pack
 from mmpack.schema.sample import Sample
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class MmpackAsyncGRPO(_Trainer):
         (rows,) = micro_batches
         samples = [row["input_ids"] for row in rows]
         self._trained_groups.update(row["group_id"] for row in rows)
-        batch = pack(samples, share_prefix=True)
+        batch = pack_shared(samples, self.model)
         metrics = self._metrics["train"]
         lengths = sum(map(len, samples))
         metrics["batch/packing_ratio"].append((lengths, batch.num_tokens))

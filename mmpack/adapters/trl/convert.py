@@ -23,12 +23,11 @@ from mmpack.adapters.response_lists import (
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.runs import true_runs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pixels import float_pixels
-from mmpack.processors.settings import text_hash
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
@@ -126,8 +125,9 @@ def to_samples(
             logprobs = _at_loss_tokens(sample, "sampling_per_token_logps")
             sample.rollout_logprobs = None if np.isnan(logprobs).any() else logprobs
         if sample.num_loss_tokens:
-            text = wrapped.tokenizer.decode(sample.input_ids[sample.loss_indices].tolist())
-            sample.metadata[RESPONSE_TEXT_KEY] = text_hash(text)
+            written = sample.input_ids[sample.loss_indices].tolist()
+            text = wrapped.tokenizer.decode(written)
+            sample.metadata[RESPONSE_TEXT_KEY] = response_hash(text, written)
     return samples
 
 

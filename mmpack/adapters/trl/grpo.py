@@ -23,6 +23,7 @@ from mmpack.adapters.response_lists import (
 )
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
@@ -33,7 +34,6 @@ from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.batch import PackedBatch
-from mmpack.packing.pack import pack
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
@@ -203,7 +203,7 @@ class MmpackGRPO(_Trainer):
         self, model: Any, samples: list[Sample], device: torch.device, entropy: bool, width: int
     ) -> tuple[torch.Tensor, ...]:
         """Logprobs [N] (and entropies [N]) of the samples' loss tokens, from one packed forward through `model`."""
-        batch = pack(samples, share_prefix=True).to(device)
+        batch = pack_shared(samples, model).to(device)
         # a rank without a picture still runs the tower
         vision = "always" if self.accelerator.num_processes > 1 else "auto"
         with self.accelerator.autocast(), attach(model):

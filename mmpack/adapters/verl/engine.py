@@ -21,13 +21,13 @@ from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_list
 from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.transformers.attention import refuse_unpackable
+from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.routes import num_experts
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.packing.batch import PackedBatch
-from mmpack.packing.pack import pack
 from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
 
@@ -128,7 +128,7 @@ def forward_step(
     experts = num_experts(model)
     samples = samples_of(micro_batch, family_of_config(model.config), experts)
     micro_batch = micro_batch.to(get_device_id())
-    batch = pack(samples, share_prefix=True).to(micro_batch["input_ids"].device)
+    batch = pack_shared(samples, model).to(micro_batch["input_ids"].device)
     dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
     full = dtype == torch.float32
     with nullcontext() if full else torch.autocast(get_device_name(), dtype=dtype):

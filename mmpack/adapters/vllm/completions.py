@@ -9,9 +9,8 @@ import numpy as np
 from mmpack.adapters.engine_routes import routes_of_rows
 from mmpack.adapters.row_sample import continued_positions
 from mmpack.adapters.vllm.kept import Step, kept_ids
-from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.names import SAMPLING_NAMES
-from mmpack.processors.settings import text_hash
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
@@ -72,7 +71,7 @@ def sample_of(
         policy_versions=versions or None,
         prefix_cached_tokens=output.num_cached_tokens,
         metadata={
-            RESPONSE_TEXT_KEY: text_hash(tokenizer.decode(response)),
+            RESPONSE_TEXT_KEY: response_hash(tokenizer.decode(response), response),
             "argmax_ids": likeliest,
             "engine": {
                 **(engine or {}),

@@ -64,7 +64,8 @@ class LagrangeMultiplier:
     Args:
         limits: d of each cost, by name, in the unit of its Costs.
         rule: DualAscent or PID.
-        initial: λ to start from, one or by name: a warm start where the first policy already breaks a limit.
+        initial: λ before the first `update`, one or by name: a warm start where the first policy already breaks a
+            limit. The integral of PID starts at initial / ki, so that λ goes on from there.
         maximum: λ never exceeds it. While it would, the integral of PID does not grow (no windup), so that λ falls as
             soon as the cost does.
 

@@ -32,7 +32,8 @@ class AttentionPlan:
     `key_rows`, in order; its last query stands at its last key (bottom-right causal). Rows of padding form sequences
     of their own, up to PADDING_PIECE rows each.
 
-    A plan belongs to one visible_until. After a change of that array make a new plan; `check` finds most changes.
+    A plan belongs to one visible_until. After a change of that array make a new plan; `check` finds most changes, a
+    batch's those of its ids and positions too.
 
     `plan_of_rule` makes plans of other rules of the same rows. Where a window counts, a sequence has no keys that lie
     before all of its windows. Rows of two-way blocks are computed with the others, and once more by `blocks`, which is
@@ -53,6 +54,8 @@ class AttentionPlan:
     mixed_blocks: int  # and with one: some pairs are seen
     checksum: int  # of visible_until
     start_checksum: int | None = None  # of visible_from
+    # of a batch's further arrays, by name
+    row_checksums: dict[str, int] = field(default_factory=dict)
     host: HostRule | None = None  # what plans of other rules are made of
     # the rule that the plan was asked for, whether or not it says anything about these rows
     window: int | None = None
@@ -64,8 +67,8 @@ class AttentionPlan:
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
-    # the visible_until and visible_from seen last, weakly, and their versions
-    checked: tuple[tuple[Any, int], ...] | None = None
+    # the arrays seen last, weakly, and their versions, by name
+    checked: dict[str, tuple[Any, int]] | None = None
 
     @property
     def sequences(self) -> int:
@@ -100,35 +103,59 @@ class AttentionPlan:
                 moved[f.name] = moved_to(value, move)
         return dataclasses.replace(self, **moved)
 
-    def check(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
+    def cover(self, **rows: torch.Tensor) -> None:
+        """Let `check` find changes of these arrays of the same batch too, by name."""
+        self.row_checksums |= {name: checksum_of(x.cpu().numpy()) for name, x in rows.items()}
+
+    def check(
+        self,
+        visible_until: torch.Tensor,
+        visible_from: torch.Tensor | None = None,
+        **rows: torch.Tensor,
+    ) -> None:
         """Raise ArgumentError for another visible_until (or visible_from) than the plan's, without asking a GPU.
 
         An array on the CPU is read every time. Elsewhere only a change in place of the tensor seen last is found, by
-        torch's count of changes, which tensors of inference mode lack.
+        torch's count of changes, which tensors of inference mode lack. `rows`: arrays that `cover` took; another tensor
+        than the one seen last is read, wherever it is.
         """
-        given: list[tuple[str, torch.Tensor, int | None]]
-        given = [("visible_until", visible_until, self.checksum)]
-        if visible_from is not None:
-            given.append(("visible_from", visible_from, self.start_checksum))
-        last = self.checked or ()
-        for i, (name, tensor, checksum) in enumerate(given):
-            if tensor.device.type == "cpu":
-                same = checksum_of(tensor.numpy()) == checksum
+        rows = {name: x for name, x in rows.items() if name in self.row_checksums}
+        checksums = {"visible_until": self.checksum, "visible_from": self.start_checksum}
+        arrays = {"visible_until": visible_until, "visible_from": visible_from, **rows}
+        last = self.checked or {}
+        for name, tensor in arrays.items():
+            if tensor is None:
+                continue
+            seen, version = last.get(name, (lambda: None, 0))
+            if tensor.device.type == "cpu" or (name in rows and seen() is not tensor):
+                same = (
+                    checksum_of(tensor.cpu().numpy()) == {**checksums, **self.row_checksums}[name]
+                )
             else:
-                seen, version = last[i] if i < len(last) else (lambda: None, 0)
                 same = seen() is not tensor or version == _version(tensor)
+            if not same and name in rows:
+                raise ArgumentError(
+                    f"attention: the batch's {name} are not those that it was packed with; its loss tokens, media and "
+                    "attention are of those. Fix: change the samples, and pack them again"
+                )
             if not same:
                 raise ArgumentError(
                     f"attention: the plan was made of another {name}, or {name} was changed since. "
                     "Fix: pass batch.attention_plan; after a change, call plan_attention(visible_until, "
                     "padding, visible_from)"
                 )
-        self.bind(visible_until, visible_from)
+        self.bind(visible_until, visible_from, **rows)
 
-    def bind(self, visible_until: torch.Tensor, visible_from: torch.Tensor | None = None) -> None:
+    def bind(
+        self,
+        visible_until: torch.Tensor,
+        visible_from: torch.Tensor | None = None,
+        **rows: torch.Tensor | None,
+    ) -> None:
         """Take these arrays for the plan's own, without reading them; `check` finds their changes from now on."""
-        arrays = [visible_until] if visible_from is None else [visible_until, visible_from]
-        self.checked = tuple((weakref.ref(x), _version(x)) for x in arrays)
+        arrays = {"visible_until": visible_until, "visible_from": visible_from, **rows}
+        given = {n: (weakref.ref(x), _version(x)) for n, x in arrays.items() if x is not None}
+        self.checked = (self.checked or {}) | given
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""

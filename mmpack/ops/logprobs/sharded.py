@@ -195,9 +195,10 @@ class _OverLists(torch.autograd.Function):
         ctx.save_for_backward(*lists, *made, at, columns, here)
         ctx.shape, ctx.dtype, ctx.entropy = logits.shape, logits.dtype, entropy
         ctx.set_materialize_grads(False)
+        entropies = made.entropies.to(made.logprobs.dtype)
         if not entropy:
-            ctx.mark_non_differentiable(made.entropies)
-        return made.logprobs, made.entropies
+            ctx.mark_non_differentiable(entropies)
+        return made.logprobs, entropies
 
     @staticmethod
     @once_differentiable

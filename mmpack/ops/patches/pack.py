@@ -18,6 +18,7 @@ from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
 from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.call import Change, PatchLayout, scaled
+from mmpack.ops.patches.lines import channels_first, channels_last
 from mmpack.ops.patches.tables import PatchTables, patch_tables
 from mmpack.ops.records import flat, parameters
 from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
@@ -37,7 +38,7 @@ def pack_video(
     rescale_factor: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Clips to rows [rows, patch_dim] in the order of transformers' Qwen-VL video processors, clip after clip.
+    """Clips to rows [rows, patch_dim] in the order of transformers' video processors of the family, clip after clip.
 
     Args:
         frames: one clip [n, h, w, 3] or [n, 3, h, w]; a list of them, of any sizes; or one buffer [values] of all
@@ -86,8 +87,9 @@ def pack_video(
     clips = [c.contiguous() for c in clips]
     if torch.is_grad_enabled() and any(c.requires_grad for c in clips):
         rows: Tensor = _Pack.apply(*tables.layout, change, *distinct_views(*clips))
-        return rows
-    return pack_op(clips, *tables.layout, *change)
+    else:
+        rows = pack_op(clips, *tables.layout, *change)
+    return channels_last(rows, tables.family)
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
@@ -105,6 +107,7 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
             f"{[tables.num_rows, tables.family.patch_dim]}. Fix: pass the rows that the plan packs"
         )
     refuse_transforms("unpack_video", values)
+    values = channels_first(values, tables.family)
     if torch.is_grad_enabled() and values.requires_grad:
         buffer = _Unpack.apply(values, *tables.layout, False)
     else:

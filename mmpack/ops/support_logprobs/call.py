@@ -109,7 +109,8 @@ class Statistics(NamedTuple):
     """Per loss token, [N] each, and per entry."""
 
     logprobs: Tensor  # float32, or float64 for float64 inputs
-    entropies: Tensor  # nats; [0] unless asked for
+    # float64, nats; [0] unless asked for. Rounded, they would shift the whole slope of a list that is nearly flat
+    entropies: Tensor
     maximum: Tensor  # float64, of the list
     log_total: Tensor  # float64, log of the sum of exp above the maximum
     entry_logits: Tensor  # [M], before the temperature

@@ -50,7 +50,7 @@ def from_hidden(
         softcap, entropy, *shard,
     )  # fmt: skip
     logprobs, entropies, *_ = _forward(*call)
-    return logprobs, entropies
+    return logprobs, entropies.to(logprobs.dtype)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::support_linear_logprobs", mutates_args=())
@@ -70,7 +70,7 @@ def _(call: HiddenCall) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     return Statistics(
         hidden.new_empty(count, dtype=call.dtype),
-        hidden.new_empty(count if call.entropy else 0, dtype=call.dtype),
+        hidden.new_empty(count if call.entropy else 0, dtype=torch.float64),
         hidden.new_empty(count, dtype=torch.float64),
         hidden.new_empty(count, dtype=torch.float64),
         hidden.new_empty(call.ids.shape[0], dtype=call.dtype),

@@ -82,7 +82,7 @@ def statistics_kernel(
     if ENTROPY:
         mean = tl.sum(weighted, 0) / row_total
         entropy = row_log - mean.to(tl.float64) / exact
-        tl.store(entropies + token, tl.where(sound, entropy, float("nan")).to(tl.float32))
+        tl.store(entropies + token, tl.where(sound, entropy, float("nan")))
 
 
 @triton.jit(do_not_specialize=["num_entries"])
@@ -111,7 +111,7 @@ def slopes_kernel(
     row_entropy = tl.zeros((), tl.float64)
     if grad_entropies is not None:
         u = tl.load(grad_entropies + token).to(tl.float64)
-        row_entropy = tl.load(entropies + token).to(tl.float64)
+        row_entropy = tl.load(entropies + token)
     if (g == 0) & (u == 0):
         return  # `out` holds zeros
     target = tl.load(targets + token).to(tl.int64)

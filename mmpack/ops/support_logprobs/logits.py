@@ -44,7 +44,7 @@ def from_logits(
         num_places,
     )  # fmt: skip
     logprobs, entropies, *_ = _forward(*call)
-    return logprobs, entropies
+    return logprobs, entropies.to(logprobs.dtype)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::support_logprobs", mutates_args=())
@@ -66,7 +66,7 @@ def _(call: LogitsCall) -> Statistics:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return Statistics(
         logits.new_empty(count, dtype=dtype),
-        logits.new_empty(count if call.entropy else 0, dtype=dtype),
+        logits.new_empty(count if call.entropy else 0, dtype=torch.float64),
         logits.new_empty(count, dtype=torch.float64),
         logits.new_empty(count, dtype=torch.float64),
         logits.new_empty(call.ids.shape[0], dtype=dtype),

@@ -58,7 +58,7 @@ def statistics(lists: Lists, entry_logits: Tensor, entropy: bool) -> Statistics:
         entropies = torch.where(sound, entropies, torch.nan)
     return Statistics(
         torch.where(sound, logprobs, torch.nan).to(entry_logits.dtype),
-        entropies.to(entry_logits.dtype),
+        entropies,
         highest,
         log_total,
         entry_logits,
@@ -81,7 +81,7 @@ def slopes(lists: Lists, given: Incoming, statistics: Statistics, softcap: float
         u = given.grad_entropies.double()[tokens]
         live |= u != 0
         finite = logp.clamp(min=LOWEST)
-        found -= finite.exp() * (finite + statistics.entropies.double()[tokens]) * u
+        found -= finite.exp() * (finite + statistics.entropies[tokens]) * u
     found /= lists.temperature
     if softcap is not None:
         found *= 1 - (z / softcap) ** 2

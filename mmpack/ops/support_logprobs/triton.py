@@ -46,8 +46,10 @@ def statistics(lists: Lists, entry_logits: Tensor, entropy: bool) -> Statistics:
     """Statistics of the entries' logits; NaN for a list that is empty, does not rise or lacks its target."""
     count, device = len(lists.targets), entry_logits.device
     logprobs = torch.empty(count, dtype=torch.float32, device=device)
-    entropies = torch.empty(count if entropy else 0, dtype=torch.float32, device=device)
-    maximum, log_total = (torch.empty(count, dtype=torch.float64, device=device) for _ in range(2))
+    maximum, log_total, entropies = (
+        torch.empty(n, dtype=torch.float64, device=device)
+        for n in (count, count, count if entropy else 0)
+    )
     if count:
         with torch.cuda.device_of(entry_logits):
             kernels.statistics_kernel[(count,)](

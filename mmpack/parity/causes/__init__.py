@@ -10,6 +10,7 @@ from dataclasses import replace
 from mmpack.parity.causes.codecs import codec_hits
 from mmpack.parity.causes.coordinates import coordinate_hits
 from mmpack.parity.causes.cut import common_part, cut_hits, moved, truncation
+from mmpack.parity.causes.edges import edges
 from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
 from mmpack.parity.causes.pair import Decode, Hit, Pair
@@ -17,8 +18,9 @@ from mmpack.parity.causes.positions import position_hits
 from mmpack.parity.causes.replay import replay_hits
 from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
 from mmpack.parity.causes.runs import run_hits
-from mmpack.parity.causes.settings import setting_hits
+from mmpack.parity.causes.settings import limits_fix, setting_hits
 from mmpack.parity.causes.text import text_hits
+from mmpack.parity.causes.turns import turns_in_order
 
 __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "structured_pair"]
 
@@ -26,14 +28,25 @@ __all__ = ["Decode", "Hit", "Pair", "broken_rules", "hits_of", "rule_hits", "str
 def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     """Every cause that the two samples give evidence of, and every difference that none explains.
 
-    What was cut off says nothing more: what both sides have is compared by itself.
+    Padding, BOS and what was cut off say nothing more: what both sides have is compared by itself.
     """
-    cut = truncation(pair)
-    always = setting_hits(pair) + coordinate_hits(pair) + replay_hits(pair)
-    if cut is None:
-        return _hits(pair, decode) + always
-    rest = _hits(common_part(pair, cut), decode, recounted=cut.at_left)
-    return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest] + always
+    around = edges(pair)
+    inner = _of_ids(around.inner, decode, recounted=around.shift)
+    hits = [*around.hits, *map(around.moved, inner), *setting_hits(pair)]
+    hits += coordinate_hits(pair) + replay_hits(pair)
+    limits = limits_fix(pair) if any(hit.cause == "max_pixels" for hit in hits) else ""
+    return [replace(hit, fix=limits) if hit.cause == "max_pixels" else hit for hit in hits]
+
+
+def _of_ids(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:
+    if cut := truncation(pair):
+        rest = _hits(common_part(pair, cut), decode, recounted or cut.at_left)
+        return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest]
+    if found := turns_in_order(pair):
+        hits, ordered = found
+        rest = _of_ids(ordered, decode, recounted)
+        return hits + rest + position_hits(pair, rest, recounted)
+    return _hits(pair, decode, recounted)
 
 
 def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:

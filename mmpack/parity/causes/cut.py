@@ -39,6 +39,12 @@ def truncation(pair: Pair) -> Cut | None:
     return None
 
 
+def cut_at_left(pair: Pair) -> bool:
+    """Whether one side's ids are the end of the other's and fewer, by truncation or by a turn that it lacks."""
+    a, b = sorted((side.ids[_folded(side)] for side in pair.sides), key=len)
+    return len(a) < len(b) and np.array_equal(a, b[len(b) - len(a) :])
+
+
 def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
     """The cut; the media that went with it; the medium that it goes through."""
     side, other = pair.sides[cut.short], pair.sides[1 - cut.short]
@@ -82,12 +88,16 @@ def common_part(pair: Pair, cut: Cut) -> Pair:
 
 def moved(hit: Hit, pair: Pair, cut: Cut) -> Hit:
     """A hit of the common part, counted in the rollout's own tokens and media."""
-    start = cut.kept[0][0]
     media = _media(pair, cut, 0)
+    if hit.field == "media" and hit.index is not None and hit.index < len(media):
+        hit = replace(hit, index=media[hit.index])
+    return shifted(hit, cut.kept[0][0])
+
+
+def shifted(hit: Hit, start: int) -> Hit:
+    """A hit of tokens from `start` on, counted in all of them."""
     index = hit.index
-    if index is not None and hit.field == "media":
-        index = media[index] if index < len(media) else index
-    elif index is not None:
+    if index is not None and hit.field != "media":
         index += start
     span = hit.span and (hit.span[0] + start, hit.span[1] + start)
     return replace(hit, index=index, span=span, at=None if hit.at is None else hit.at + start)
@@ -182,14 +192,12 @@ def _cause(
         f"finish_reason: rollout {reasons[0]}, train {reasons[1]}"
     )
     ids = other.ids[start:stop]
-    opening = other.opening
+    no_turns = not other.openings.any()
     if through:
         return "truncated", f"{evidence}; the cut goes through a medium"
     pictures = bool(other.placeholder[start:stop].any())
     if at_left:
-        if opening is None and not pictures:
-            return None
-        whole = opening is None or side.ids[0] == opening
+        whole = no_turns or bool(side.openings[0])
         if whole and not pictures:
             return None  # may be a turn of the template
         return _by_turns(evidence, whole)
@@ -204,7 +212,7 @@ def _cause(
         return ("truncated", f"{evidence}: {LIMIT_OR_STOP}") if ended and stop - start > 1 else None
     if not loss.any() and stop - start <= EDGE:
         return None
-    return _by_turns(evidence, opening is None or opening in ids[:EDGE])
+    return _by_turns(evidence, no_turns or bool(other.openings[start : start + EDGE].any()))
 
 
 def _by_turns(evidence: str, whole: bool) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
 BY = ("frame_indices", "frame_timestamps")
-FPS_ROUNDING = 1e-3  # relative: 29.97 and 30000/1001 are one rate
+FPS_ROUNDING = 5e-4  # relative: 23.98 and 24000/1001 are one rate, 29.97 and 30 are not
 OTHER_CLOCK = 0.1  # seconds; nobody writes times more coarsely
 
 

@@ -20,8 +20,8 @@ from mmpack.parity.causes.alike import (
     one_name,
     other_keys,
 )
-from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.settings import decisive, pixel_settings
+from mmpack.parity.causes.pair import Pair, possible, view_of
+from mmpack.parity.causes.settings import decisive, pixel_settings, view_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
@@ -42,6 +42,11 @@ class Claim:
 def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     """What was done to a picture; each that is proved, else one `unknown` with what is possible."""
     handed = differ(a.size, b.size) or differ(a.content_hash, b.content_hash)
+    views, cut = _views(pair, a, b, handed)
+    if views:
+        yield views
+    if cut:
+        return
     claims = _handed(pair, a, b) if handed or sizes.swapped(a, b) else []
     proved = [claim for claim in claims if claim.proved]
     if claims and not proved:
@@ -49,10 +54,33 @@ def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     yield from ((claim.cause, claim.evidence) for claim in proved)
     if proved and any(c.cause == "resize_twice" and not c.proved for c in claims):
         yield _unproved(a, b, claims)  # nothing that is proved changes a size
+    if views:
+        return
     if tuple(a.grid_thw) != tuple(b.grid_thw):
         yield from _grid(pair, a, b, explained=bool(claims))
     elif not claims:
         yield other_keys(pair, a, b)
+
+
+def _views(pair: Pair, a: Medium, b: Medium, handed: bool) -> tuple[Cause | None, bool]:
+    """The cause by which a picture's views differ, and whether nothing else can be said of this one.
+
+    Of one picture, only settings make other views.
+    """
+    one, two = view_of(a), view_of(b)
+    if one is None or two is None:
+        return None, False
+    settings = view_settings(pair)
+    slices = [f"{rows} × {columns}" for _, rows, columns in (one, two)]
+    evidence = f"slices: rollout {slices[0]}, train {slices[1]}" if one != two else ""
+    if not settings and not evidence and pair.recut:
+        evidence = "another picture has other slices"
+    if not settings and not evidence:
+        return None, False
+    evidence = "; ".join(filter(None, [evidence, settings]))
+    if not settings and handed:
+        return (UNKNOWN, f"{evidence}; {possible('view_settings', 'resize_twice')}"), False
+    return ("view_settings", evidence), one[0] > 0 or not handed
 
 
 def _handed(pair: Pair, a: Medium, b: Medium) -> list[Claim]:

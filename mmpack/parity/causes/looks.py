@@ -18,7 +18,7 @@ from mmpack.schema.media import Medium
 # a thumbnail's cells differ by so many times what two of one image do, or it shows nothing
 CLEAR = 8
 SAME = 2  # levels that rounding makes of one picture's cells
-LOSSY = ("JPEG", "WEBP", "MPO")
+LOSSY = ("JPEG", "WEBP", "MPO", "AVIF")
 UNLIKE = 4  # levels that no rounding makes
 
 # by EXIF orientation: how a picture as it lies in the file, [h, w, 3], becomes upright

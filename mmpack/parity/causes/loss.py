@@ -6,11 +6,14 @@ import numpy as np
 
 from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import EDGE, Hit, Pair, possible
+from mmpack.parity.causes.turns import turns
 from mmpack.parity.fixes import UNKNOWN
 
 
 def loss_hits(pair: Pair) -> list[Hit]:
-    """At most one hit: loss_mask_shift if every difference is an edge off by one or two, or takes in text of others."""
+    """One hit for each cause: an edge off by one or two, or text of others in the loss (loss_mask_shift); a turn that
+    one side leaves out (turn_without_loss); and the rest.
+    """
     prefix, suffix = pair.common
     n, m = (len(tokens) for tokens in pair.text_tokens)
     text_differs = not prefix == n == m
@@ -23,27 +26,22 @@ def loss_hits(pair: Pair) -> list[Hit]:
     if not unlike.any():
         return []
     cuts = true_runs(unlike)
-    reasons = [
-        _reason(pair, start, stop, m - n if text_differs and start >= n - tail else 0)
-        for start, stop in cuts
-    ]
-    first, last = (int(pair.text_tokens[0][k]) for k in (cuts[0][0], cuts[0][1] - 1))
-    shown = ["these tokens in the loss", "these tokens not in the loss"]
-    if not pair.left.loss[first]:
-        shown.reverse()
-    known = None not in reasons
-    evidence = "; ".join(dict.fromkeys(r for r in reasons if r)) or "a whole span differs"
-    return [
-        Hit(
-            cause="loss_mask_shift" if known else UNKNOWN,
-            field="loss_spans",
-            evidence=evidence if known else f"{evidence}; {possible('loss_mask_shift')}",
-            left=shown[0],
-            right=shown[1],
-            index=first,
-            span=(first, last + 1),
-        )
-    ]
+    moved = [m - n if text_differs and start >= n - tail else 0 for start, _ in cuts]
+    one_sided = len({bool(pair.text_loss[0][start]) for start, _ in cuts}) == 1
+    hits: dict[str, Hit] = {}
+    for (start, stop), offset in zip(cuts, moved, strict=True):
+        cause, evidence = _reason(pair, start, stop, offset, one_sided)
+        first, last = (int(pair.text_tokens[0][k]) for k in (start, stop - 1))
+        shown = ["these tokens in the loss", "these tokens not in the loss"]
+        left, right = shown if pair.left.loss[first] else shown[::-1]
+        span = (first, last + 1)
+        if before := hits.get(cause):
+            assert before.span is not None
+            both = dict.fromkeys([*before.evidence.split("; "), *evidence.split("; ")])
+            span = (before.span[0], last + 1)
+            left, right, evidence = before.left, before.right, "; ".join(both)
+        hits[cause] = Hit(cause, "loss_spans", evidence, left, right, span[0], span)
+    return list(hits.values())
 
 
 def _in_turn(pair: Pair) -> bool:
@@ -54,26 +52,37 @@ def _in_turn(pair: Pair) -> bool:
     return bool(both.any() and not both.all())
 
 
-def _reason(pair: Pair, start: int, stop: int, offset: int) -> str | None:
-    """Why text tokens [start, stop) of the rollout are in only one loss mask; None if nothing shows it."""
+def _reason(pair: Pair, start: int, stop: int, offset: int, one_sided: bool) -> tuple[str, str]:
+    """Cause and evidence of text tokens [start, stop) of the rollout that are in only one loss mask.
+
+    `one_sided`: no token is in the other mask alone, as those of a span that moved are.
+    """
     right = (start + offset, stop + offset)
     extra = 0 if pair.text_loss[0][start] else 1
-    holder = ("rollout", "train")[extra]
+    holder, other = ("rollout", "train")[extra], ("train", "rollout")[extra]
     for side, tokens, (a, b) in zip(
         pair.sides, pair.text_tokens, ((start, stop), right), strict=True
     ):
         if side.observed[tokens[a:b]].any():
-            return f"{holder}'s loss covers text of an observation"
+            return "loss_mask_shift", f"{holder}'s loss covers text of an observation"
     a, b = ((start, stop), right)[extra]
     mask = pair.text_loss[extra]
     before, after = a > 0 and bool(mask[a - 1]), b < len(mask) and bool(mask[b])
     if before and after:
-        return f"{holder}'s loss covers the text between two responses"
+        tokens = pair.text_tokens[1 - extra][slice(*(right, (start, stop))[extra])]
+        if any(turn.start in tokens for turn in turns(pair.sides[1 - extra])):
+            return "loss_mask_shift", f"{holder}'s loss covers the text between two responses"
+        seen = f"{other}'s loss leaves out {_tokens(b - a)} within a response"
+        return UNKNOWN, f"{seen}; {possible('loss_mask_shift')}"
     if b - a <= EDGE and before:
-        return f"{holder}'s loss span ends {_tokens(b - a)} later"
+        return "loss_mask_shift", f"{holder}'s loss span ends {_tokens(b - a)} later"
     if b - a <= EDGE and after:
-        return f"{holder}'s loss span starts {_tokens(b - a)} earlier"
-    return None
+        return "loss_mask_shift", f"{holder}'s loss span starts {_tokens(b - a)} earlier"
+    if before or after or not one_sided:
+        causes = possible("loss_mask_shift", "turn_without_loss")
+        return UNKNOWN, f"a part of a span differs; {causes}"
+    turn = int(np.count_nonzero(np.diff(mask[:a].astype(np.int8), prepend=0) == 1)) + 1
+    return "turn_without_loss", f"response {turn} of {holder} has no loss in {other}"
 
 
 def _tokens(n: int) -> str:

@@ -17,7 +17,7 @@ from mmpack.parity.causes.audio import audio_causes
 from mmpack.parity.causes.frame_choice import first_frame_difference
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
-from mmpack.parity.causes.pair import Decode, Hit, Pair, possible, stamp_of
+from mmpack.parity.causes.pair import Decode, Hit, Pair, Side, possible, stamp_of, view_of
 from mmpack.parity.causes.settings import decisive
 from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
@@ -38,7 +38,6 @@ _OF_FRAMES = (
 _OF_PIXELS = ("alpha", "jpeg_reencode")  # what no size, and so no token, follows from
 
 T = TypeVar("T")
-Places = tuple[dict[str, int], dict[str, int]]  # of each side, content_hash to index
 
 
 def media_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
@@ -58,6 +57,16 @@ def media_hits(pair: Pair, decode: Decode | None) -> list[Hit]:
 
 def matched_media(left: list[Medium], right: list[Medium]) -> list[tuple[int, int]] | None:
     """Pairs of indices of what is the same medium; None if one list can't be the other with some dropped."""
+    groups = [_pictures(media) for media in (left, right)]
+    if len(groups[0]) < len(left) or len(groups[1]) < len(right):
+        wholes = (
+            [media[g[0]] for g in side] for media, side in zip((left, right), groups, strict=True)
+        )
+        found = matched_media(*wholes)
+        pairs = [(groups[0][i], groups[1][j]) for i, j in found or ()]
+        # views that were cut otherwise have no partners, but for the whole picture
+        cut = ((a, b) if len(a) == len(b) else (a[:1], b[:1]) for a, b in pairs)
+        return None if found is None else [two for pair in cut for two in zip(*pair, strict=True)]
     if len(left) == len(right):
         return [(i, i) for i in range(len(left))]
     hashed = all(m.content_hash for m in left + right)
@@ -111,14 +120,21 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
         )
         return
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
-        kept = {match[k] for match in matches}
+        pictures = {i: group for group in _pictures(side.sample.media) for i in group}
+        kept = {i for match in matches for i in pictures[match[k]]}
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
         if lost and len(side.occurrences) == len(other.occurrences) >= len(side.sample.media):
-            swapped = f"{other.name} lacks media[{lost[0]}] of {side.name}, and shows another in its place"
+            shown = _in_its_place(side, other, lost[0], {m[1 - k]: m[k] for m in matches})
+            swapped = f"{counts}: {other.name} lacks media[{lost[0]}] of {side.name}, and shows "
             yield Hit(
-                cause=UNKNOWN,
+                cause=UNKNOWN if shown is None else "media_order",
                 field="media",
-                evidence=f"{counts}: {swapped}; {possible('dropped_image', 'cache_key')}",
+                evidence=swapped
+                + (
+                    f"another in its place; {possible('media_order', 'cache_key')}"
+                    if shown is None
+                    else f"{side.name}'s media[{shown}] in its place"
+                ),
                 left=f"{len(left)} media",
                 right=f"{len(right)} media",
                 index=lost[0],
@@ -128,7 +144,12 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
             medium = side.sample.media[lost[0]]
             names = ", ".join(f"media[{i}]" for i in lost[:4])
             picture = described(medium)
-            opened = side.start_of(lost[0])
+            opened = side.start_of(lost[0]) or 0
+            if view_of(medium) and side.family.views:
+                opened = side.number_before(opened) + 1
+            chunks = [s.start for s in side.sample.modality_spans if s.chunk is not None]
+            if medium.modality == "audio" and chunks:  # its mark stands before the video
+                opened = min(opened, chunks[0] - 1)
             yield Hit(
                 cause="dropped_image",
                 field="media",
@@ -136,8 +157,23 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
                 left=picture if k == 0 else "no such medium",
                 right="no such medium" if k == 0 else picture,
                 index=lost[0],
-                at=max((opened or 0) - 1, 0),  # with the token that opens the medium
+                at=max(opened - 1, 0),  # with the token that opens the medium
             )
+
+
+def _in_its_place(side: Side, other: Side, lost: int, partners: dict[int, int]) -> int | None:
+    """The medium of `side` that `other` shows where `side` shows the one that `other` lacks; None if it isn't known.
+
+    One cache_key on both sides for what is shown: a key that is too short for two media would differ.
+    """
+    for mine, theirs in zip(side.occurrences, other.occurrences, strict=True):
+        if mine.media_index == lost:
+            k = partners.get(theirs.media_index)
+            media, others = side.sample.media, other.sample.media
+            if k is None or media[k].cache_key != others[theirs.media_index].cache_key:
+                return None
+            return k
+    return None
 
 
 def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
@@ -173,21 +209,39 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         )
 
 
+def _pictures(media: list[Medium]) -> list[list[int]]:
+    """The indices of media by picture: the views of one are together."""
+    out: list[list[int]] = []
+    for i, medium in enumerate(media):
+        view = view_of(medium)
+        if view and view[0] and out:
+            out[-1].append(i)
+        else:
+            out.append([i])
+    return out
+
+
+def _of_another_whole(pair: Pair, i: int, j: int) -> bool:
+    """Whether both are slices of pictures whose contents differ, which is said of the whole pictures."""
+    media = pair.left.sample.media, pair.right.sample.media
+    (k, *_), (n, *_) = view_of(media[0][i]) or [0], view_of(media[1][j]) or [0]
+    return k > 0 and k == n and differ(media[0][i - k].content_hash, media[1][j - n].content_hash)
+
+
 def _other(a: Medium, b: Medium) -> bool:
     return differ(a.content_hash, b.content_hash) or a.cache_key != b.cache_key
 
 
 def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
-    places = _places(pair, matches)
     for i, j in matches or ():
         a, b = pair.left.sample.media[i], pair.right.sample.media[j]
-        if same_medium(a, b):
+        if same_medium(a, b) or _of_another_whole(pair, i, j):
             continue
         frames = first_frame_difference(pair, i, j) if a.modality == b.modality == "video" else None
         if _reused(a, b):
             causes = [("cache_key", f"{_one_key(i, j)}, {both(a, b, 'content_hash')}")]
-        elif moved := _moved(places, i, j, a, b):
-            causes = [(UNKNOWN, moved)]
+        elif moved := _moved(pair, i, j, a, b):
+            causes = [("media_order", moved)]
         elif a.modality != b.modality:
             causes = [(UNKNOWN, f"media[{i}] is {a.modality} in rollout, {b.modality} in train")]
         elif a.modality == "video":
@@ -204,6 +258,8 @@ def _unlike(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
         start = pair.left.start_of(i)
         if i in pair.left.videos_in_text:  # its timestamps are in the text
             start, resized = stamp_of(pair.left.videos_in_text[i][0]), True
+        if view_of(a):  # the text before it may number pictures
+            start, resized = stamp_of(start or 0), True
         for cause, evidence in causes:
             at = (start or 0) if resized and cause not in _OF_PIXELS else None
             yield _hit(cause, evidence, a, b, i, at, frames if cause in _OF_FRAMES else None)
@@ -222,29 +278,17 @@ def _stamps(
             yield _hit(cause, evidence, a, b, i, stamp_of(pair.left.videos_in_text[i][0]))
 
 
-def _places(pair: Pair, matches: list[tuple[int, int]] | None) -> Places:
-    """Of each side, where contents stand whose partner on the other side has another one."""
-    places: Places = ({}, {})
-    for match in matches or ():
-        both = [side.sample.media[k] for side, k in zip(pair.sides, match, strict=True)]
-        if differ(both[0].content_hash, both[1].content_hash):
-            for place, medium, k in zip(places, both, match, strict=True):
-                place[str(medium.content_hash)] = k
-    return places
-
-
-def _moved(places: Places, i: int, j: int, a: Medium, b: Medium) -> str | None:
-    """Evidence that the content of a medium stands at another index of the other side."""
+def _moved(pair: Pair, i: int, j: int, a: Medium, b: Medium) -> str | None:
+    """Evidence that one side has, in a medium's place, another one of the other side's."""
     if not differ(a.content_hash, b.content_hash) or one_file(a, b):
         return None
-    if (k := places[1].get(str(a.content_hash))) is not None:
-        return (
-            f"another medium, other order: train media[{k}] has the content of rollout media[{i}]"
-        )
-    if (k := places[0].get(str(b.content_hash))) is not None:
-        return (
-            f"another medium, other order: rollout media[{k}] has the content of train media[{j}]"
-        )
+    for side, other, mine, content in (
+        (pair.left, pair.right, i, b.content_hash),
+        (pair.right, pair.left, j, a.content_hash),
+    ):
+        for k, medium in enumerate(side.sample.media):
+            if medium.content_hash == content:
+                return f"{other.name} has the content of {side.name}'s media[{k}] in place of media[{mine}]"
     return None
 
 

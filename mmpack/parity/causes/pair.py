@@ -17,6 +17,7 @@ from mmpack.families import Family, get_family
 from mmpack.layout.occurrences import Occurrence, occurrences
 from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.parity.frame_difference import FrameDifference
+from mmpack.processors.views import VIEW
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import covered
@@ -34,6 +35,7 @@ class Hit:
     """A cause, where it shows, and why it is this one.
 
     `at`: the rollout's token from which ids differ by it; None if they don't. `frames`: where two videos differ.
+    `fix`: in place of the cause's.
     """
 
     cause: str
@@ -45,6 +47,7 @@ class Hit:
     span: tuple[int, int] | None = None
     at: int | None = None
     frames: FrameDifference | None = None
+    fix: str = ""
 
 
 class Side:
@@ -97,10 +100,14 @@ class Side:
         return {i for i in known if type(i) is int}
 
     @cached_property
-    def opening(self) -> int | None:
-        """The special id that opens the sample, and each turn; None if that isn't known."""
-        first = int(self.ids[0]) if len(self) else None
-        return first if first in self.special_ids else None
+    def openings(self) -> np.ndarray:
+        """bool [L]: ids that open a turn; none where the family's are not known."""
+        return np.isin(self.ids, self.family.turn_ids)
+
+    @cached_property
+    def head(self) -> int:
+        """How many ids precede the first turn, such as BOS."""
+        return first_run(np.isin(self.ids, self.family.first_ids))
 
     @cached_property
     def occurrences(self) -> list[Occurrence]:
@@ -119,6 +126,30 @@ class Side:
     def in_rows(self) -> list[Occurrence]:
         """The occurrences of images that lie in the text row by row; cut at the ids' end."""
         return self._in_pieces("image")
+
+    @cached_property
+    def viewed(self) -> list[tuple[int, int]]:
+        """[start, stop) of each picture in views: from its first placeholder to the mark behind its last one."""
+        out: list[tuple[int, int]] = []
+        media = self.sample.media
+        for start, stop, index in self.occurrences if self.family.views else ():
+            view = view_of(media[index]) if index < len(media) else None
+            if view and view[0] and out:
+                out[-1] = (out[-1][0], stop + 1)
+            elif view:
+                out.append((start, stop + 1))
+        return out
+
+    def number_before(self, start: int) -> int:
+        """Where the mark begins that opens a picture whose first placeholder is `start`, or the number before that."""
+        names = self.setting("tokenizer", "special_ids")
+        assert self.family.views is not None
+        known = names if isinstance(names, dict) else {}
+        opens, closes = (known.get(name) for name in self.family.views.number)
+        before = self.ids[stamp_of(start) : start - 1].tolist()
+        if not before or before[-1] != closes or opens not in before:
+            return start - 1
+        return start - 2 - before[::-1].index(opens)
 
     def _in_pieces(self, modality: str) -> list[Occurrence]:
         if not self.family.in_pieces(modality):
@@ -205,11 +236,15 @@ class Pair:
         out = []
         for side, stop in zip(self.sides, stops, strict=True):
             drop = side.placeholder.copy()
-            if not same_runs:
-                family = side.family
-                drop = drop | np.isin(side.ids, [*family.starts, *family.ends])
+            if not same_runs or self.other_sound:
+                family, sound = side.family, side.family.audio
+                marks = [*family.starts, *family.ends]
+                marks += [sound.start_id, sound.end_id] if sound else []
+                drop = drop | np.isin(side.ids, marks)
             for first, last, _ in [*side.framed, *side.in_rows]:
                 drop[first:last] = True
+            for first, last in side.viewed:
+                drop[side.number_before(first) if self.other_numbers else first : last] = True
             if self.other_markers:
                 drop[side.markers[0]] = True
             out.append(np.flatnonzero(~drop[:stop]))
@@ -220,6 +255,32 @@ class Pair:
         """Whether vision start and end stand around whole videos in text on one side, and on the other don't."""
         one, two = (side.markers[1] for side in self.sides)
         return len(one) == len(two) == 1 and one != two
+
+    @cached_property
+    def other_numbers(self) -> bool:
+        """Whether numbers of pictures in the text differ: by a setting, or since one side has fewer."""
+        one, two = (side.setting("image", "use_image_id") for side in self.sides)
+        fewer = len(self.left.viewed) != len(self.right.viewed)
+        return fewer or (None not in (one, two) and one != two)
+
+    @cached_property
+    def recut(self) -> bool:
+        """Whether a picture that both sides have is cut into other views."""
+        known = {m.content_hash: view_of(m) for m in self.left.sample.media if view_of(m)}
+        return any(
+            known.get(m.content_hash, view) != view
+            for m in self.right.sample.media
+            if (view := view_of(m)) and m.content_hash
+        )
+
+    @cached_property
+    def other_sound(self) -> bool:
+        """Whether a video's sound lies among its placeholders on one side, and apart from them on the other."""
+        one, two = (
+            any(s.chunk is not None for s in side.sample.modality_spans) for side in self.sides
+        )
+        both = ({s.modality for s in side.sample.modality_spans} for side in self.sides)
+        return one != two and all(kinds >= {"video", "audio"} for kinds in both)
 
     @cached_property
     def _cut(self) -> tuple[int, int] | None:
@@ -252,9 +313,20 @@ class Pair:
         return prefix, suffix
 
 
+def view_of(medium: Medium) -> list[int] | None:
+    """[k, rows, columns] of slices, of a picture's view; the whole picture's k is 0."""
+    view = medium.metadata.get(VIEW)
+    return view if isinstance(view, list) and len(view) == 3 else None
+
+
 def stamp_of(start: int) -> int:
     """The first token that may belong to the timestamp before a video whose first placeholder is `start`."""
     return max(start - STAMP, 0)
+
+
+def first_run(mask: np.ndarray) -> int:
+    """How many values are true before the first that is not."""
+    return len(mask) if mask.all() else int(np.argmin(mask))
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:

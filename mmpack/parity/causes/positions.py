@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,12 @@ class Fit:
     offset: int
     rate: float  # positions per second
     recorded: bool  # whether the steps are those of the seconds that the side recorded
+    gap: str = ""  # how many more than by the rule follow behind each medium of a kind
 
 
 _OFFSET = "offset"
+MOST_OPTIONS = 64  # of seconds, video by video
+MOST_GAP = 2  # what is more may be another thing than a count behind a medium that is off by one
 # what makes the two sides record other seconds
 _SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
@@ -53,14 +57,15 @@ def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list
 
 
 def _unlike(a: Fit, b: Fit) -> int:
-    return (a.rule != b.rule) + (a.steps != b.steps) + (a.offset != b.offset)
+    return (_named(a) != _named(b)) + (a.steps != b.steps) + (a.offset != b.offset)
 
 
 def _fit_hits(pair: Pair, media: list[Hit], a: Fit, b: Fit) -> list[Hit]:
     hits = []
-    if a.rule != b.rule:
-        evidence = f"{_where(pair)}rollout follows `{a.rule}`, train follows `{b.rule}`"
-        hits.append(_hit("position_rule", evidence, f"rule {a.rule}", f"rule {b.rule}"))
+    if _named(a) != _named(b):
+        rules = _named(a), _named(b)
+        evidence = f"{_where(pair)}rollout follows {rules[0]}, train follows {rules[1]}"
+        hits.append(_hit("position_rule", evidence, *(f"rule {r.replace('`', '')}" for r in rules)))
     if a.steps != b.steps:
         steps = [", ".join(f"{s:g}" for s in fit.steps[:4]) for fit in (a, b)]
         evidence = f"temporal steps that fit: rollout {steps[0]}, train {steps[1]}"
@@ -71,6 +76,10 @@ def _fit_hits(pair: Pair, media: list[Hit], a: Fit, b: Fit) -> list[Hit]:
     if a.offset != b.offset:
         hits.append(_shifted(pair, a.offset, b.offset))
     return hits
+
+
+def _named(fit: Fit) -> str:
+    return f"`{fit.rule}`" + (f" with {fit.gap}" if fit.gap else "")
 
 
 def _where(pair: Pair) -> str:
@@ -150,8 +159,27 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
     rates, seconds = _rates(pair, side), _seconds(pair, side)
     if side.family.tokens_per_second is None or not given["video_grid_thw"]:
         rates, seconds = rates[:1], [()]
+    each = [dict.fromkeys((s, s / 2, s * 2, 1.0)) for s in seconds[0]]
+    halves = list(islice(product(*each), MOST_OPTIONS))
+    for options, gaps in ((seconds, False), (halves, False), (seconds, True)):
+        if found := _fits_of(side, given, rates, options, seconds[0], gaps):
+            return found
+    return []
+
+
+def _fits_of(
+    side: Side,
+    given: dict[str, Any],
+    rates: list[float],
+    options: list[tuple[float, ...]],
+    recorded_seconds: tuple[float, ...],
+    gaps: bool,
+) -> list[Fit]:
+    """The fits of some options of seconds. `gaps`: with another number of positions behind each medium of a kind."""
+    recorded = side.sample.position_ids
+    assert recorded is not None
     out = []
-    for rule, rate, option in product(side.family.position_rules, rates, dict.fromkeys(seconds)):
+    for rule, rate, option in product(side.family.position_rules, rates, dict.fromkeys(options)):
         try:
             wanted, _ = mrope_positions(
                 side.ids,
@@ -163,10 +191,31 @@ def _fits(pair: Pair, side: Side) -> list[Fit]:
         except MmpackError:
             return []  # runs and grids contradict each other: a rule names it
         offset = int(recorded[0, 0] - wanted[0, 0])
-        if np.array_equal(recorded - offset, wanted):
+        gap = _gap(side, recorded - wanted - offset) if gaps else ""
+        if gap or np.array_equal(recorded - offset, wanted):
             steps = tuple(float(np.float32(rate) * np.float32(s)) for s in option)
-            out.append(Fit(rule, steps, offset, rate, option == seconds[0]))
+            out.append(Fit(rule, steps, offset, rate, option == recorded_seconds, gap))
     return out
+
+
+def _gap(side: Side, by: np.ndarray) -> str:
+    """What `by` int [rows, L] shows: one number of positions behind videos, images or both; empty for all else."""
+    if (by != by[0]).any():
+        return ""
+    gained = np.diff(by[0])
+    media = side.sample.media
+    kinds = [(o.stop, media[o.media_index].modality) for o in side.occurrences]
+    for modality in ("video", "image", "medium"):
+        stops = [stop for stop, kind in kinds if modality in (kind, "medium")]
+        for behind in (0, 1):  # the id that closes it has the place by the rule, or not
+            at = [stop + behind - 1 for stop in stops if stop + behind - 1 < len(gained)]
+            more = gained[at][gained[at] != 0]
+            if not len(more) or np.count_nonzero(gained) != len(more):
+                continue
+            if (more == more[0]).all() and abs(more[0]) <= MOST_GAP:
+                which = "each" if len(more) == len(at) else f"{len(more)} of {len(at)}"
+                return f"{more[0]:+d} behind {which} {modality}"
+    return ""
 
 
 def _rates(pair: Pair, side: Side) -> list[float]:

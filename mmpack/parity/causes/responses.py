@@ -1,7 +1,7 @@
 """Responses that differ: encoded again, written again, their end cut; or another response.
 
 Cuts count text tokens: all but placeholders. A text is known through `decode`, else only by its hash, which says only
-whether all responses of a sample are the same.
+whether all responses of a sample are the same, and whether it is of the ids that the sample holds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.layout.fingerprint import ids_mark
 from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.pair import (
     LIMIT_OR_STOP,
     Decode,
     Hit,
     Pair,
+    Side,
     possible,
     show_ids,
 )
@@ -104,7 +106,8 @@ def _rest(pair: Pair, cuts: TextCuts, decode: Decode | None, has_stop: bool) -> 
     if shorter is not None:
         return _cut_short(pair, cuts, shorter)
     if None in texts:
-        evidence = f"response ids differ, no text to compare: no metadata.{RESPONSE_TEXT_KEY}; {_possible()}"
+        lacks = f"no metadata.{RESPONSE_TEXT_KEY} of both sides' ids"
+        evidence = f"response ids differ, no text to compare: {lacks}; {_possible()}"
     elif texts[0] != texts[1] and decode:
         evidence = ANOTHER
     elif texts[0] != texts[1]:
@@ -152,8 +155,10 @@ def _stop_token(pair: Pair, left: TextCut, right: TextCut) -> Hit | None:
     if special and token not in special:
         evidence += f"; it is not a special token; {possible('truncated', 'stop_token')}"
         return text_hit(pair, UNKNOWN, left, right, evidence)
-    if "stop" in reasons:
+    if "stop" in reasons and "length" not in reasons:
         return text_hit(pair, "stop_token", left, right, evidence)
+    if (reasons[longer], reasons[1 - longer]) == ("stop", "length"):
+        return text_hit(pair, "truncated", left, right, evidence)
     return text_hit(
         pair, UNKNOWN, left, right, f"{evidence}; {possible('stop_token', 'truncated')}"
     )
@@ -166,7 +171,7 @@ def _stops(pair: Pair, left: TextCut, right: TextCut) -> tuple[Hit | None, TextC
     special = [i in side.special_ids for i, side in zip(last, pair.sides, strict=True)]
     reasons = [side.sample.finish_reason for side in pair.sides]
     sizes = (left[1] - left[0], right[1] - right[0])
-    if special[0] == special[1] or "stop" not in reasons or min(sizes) == 0:
+    if special[0] == special[1] or "stop" not in reasons or "length" in reasons or min(sizes) == 0:
         return None, (left, right)
     longer = special.index(True)
     if (left, right)[longer][1] != ends[longer]:
@@ -295,13 +300,19 @@ def _number(text: str) -> float:
 def _texts(pair: Pair, decode: Decode | None, left: TextCut, right: TextCut) -> list[str | None]:
     """Of each side, the response that holds the cut, decoded; without `decode` the hash of all responses' text."""
     if decode is None:
-        return [side.sample.metadata.get(RESPONSE_TEXT_KEY) for side in pair.sides]
+        return [_text_hash(side) for side in pair.sides]
     return [
         decode(side.ids[tokens][slice(*_turn(loss, cut))].tolist())
         for side, tokens, loss, cut in zip(
             pair.sides, pair.text_tokens, pair.text_loss, (left, right), strict=True
         )
     ]
+
+
+def _text_hash(side: Side) -> str | None:
+    """The recorded hash of all responses' text; None where it isn't known to be of the side's own ids."""
+    text, _, mark = str(side.sample.metadata.get(RESPONSE_TEXT_KEY)).partition("/")
+    return text if mark == ids_mark(side.ids[side.loss]) else None
 
 
 def _without_special(pair: Pair, decode: Decode) -> Decode:

@@ -12,7 +12,7 @@ from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.fields import same
 from mmpack.schema.rules import Problem, rule_problems, structured
-from mmpack.schema.sample import REPLAY, Sample
+from mmpack.schema.sample import REPLAY, Sample, unpadded
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
 _COLUMNS = (  # what rules read and parity does not compare
@@ -46,7 +46,7 @@ _FOLLOW = {  # what a cause breaks besides
     "truncated": _CUT_CODES,
     "truncated_medium": _CUT_CODES,
 }
-
+_KEPT = "keeps this rule"
 
 Broken = tuple[dict[str, Problem], dict[str, Problem]]
 
@@ -97,7 +97,7 @@ def structured_pair(left: Sample, right: Sample) -> tuple[Sample, Sample, list[H
     """
     (left, left_faults), (right, right_faults) = structured(left), structured(right)
     if not left_faults and not right_faults:
-        return left, right, []
+        return unpadded(left), unpadded(right), []
     broken: Broken = ({}, {})
     for found, sample, faults in zip(
         broken, (left, right), (left_faults, right_faults), strict=True
@@ -133,9 +133,9 @@ def _by_rule(
             yield one, "both sides", (one.message, one.message)
             continue
         if one is not None:
-            yield one, "rollout", (one.message, "no such break")
+            yield one, "rollout", (one.message, _KEPT)
         if two is not None:
-            yield two, "train", ("no such break", two.message)
+            yield two, "train", (_KEPT, two.message)
 
 
 def _hit(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
@@ -148,6 +148,7 @@ def _hit(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hi
         right=shown[1],
         index=start,
         span=problem.span,
+        fix=f"{problem.fix[0].upper()}{problem.fix[1:]}." if cause == UNKNOWN else "",
     )
 
 
@@ -156,6 +157,8 @@ def _cause(side: Side, problem: Problem) -> str:
     if problem.code == "MM106":
         beyond = any(s.media_index >= len(sample.media) for s in sample.modality_spans)
         return "dropped_image" if beyond else UNKNOWN
+    if problem.code == "MM107" and (side.placeholder & ~side.claimed).any():
+        return UNKNOWN  # it may be shown: spans are missing, not media
     if problem.code == "MM203":
         return "sampled_placeholder" if sampled_runs(side).any() else "loss_mask_shift"
     if problem.code == "MM305":

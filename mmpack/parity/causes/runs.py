@@ -9,6 +9,7 @@ import numpy as np
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.settings import decisive
 from mmpack.parity.fixes import UNKNOWN
+from mmpack.schema.media import Medium
 
 
 def run_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
@@ -17,6 +18,8 @@ def run_hits(pair: Pair, media: list[Hit]) -> list[Hit]:
     `media`: the hits of the media, one of which may be that a medium is shown less often.
     """
     hits: dict[str, Hit] = {}
+    if pair.other_sound:
+        hits["audio_in_video"] = _sound(pair)
     for side in pair.sides:
         for hit in [*_sampled(pair, side), *_expansion(pair, side)]:
             hits.setdefault(hit.cause, hit)
@@ -86,11 +89,30 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
             if span.chunk is not None:  # a piece of a video with its sound, whose rule is MM117
                 wanted[k] += span.stop - span.start
                 continue
-            pieces = side.family.spans_of(medium.modality, medium.grid_thw)
-            wanted[k] += side.tokens_of(medium) // max(pieces, 1)
+            pieces, tokens = _pieces(side, medium), side.tokens_of(medium)
+            whole = span.stop - span.start == tokens  # one span of all pieces, nothing between them
+            wanted[k] += tokens if whole else tokens // pieces
     elif len(media) == len(starts):
         wanted = [side.tokens_of(medium) for medium in media]
     yield from zip(starts.tolist(), stops.tolist(), wanted, strict=True)
+
+
+def _sound(pair: Pair) -> Hit:
+    """Of the first video whose sound lies among its placeholders on one side only."""
+    spans = [side.sample.modality_spans for side in pair.sides]
+    among = next(k for k, of in enumerate(spans) if any(s.chunk is not None for s in of))
+    index = next(s.media_index for s in spans[among] if s.chunk is not None)
+    first = next((s for s in spans[0] if s.media_index == index), spans[0][0])
+    shown = ["among the video's placeholders", "apart from the video's placeholders"]
+    left, right = shown if among == 0 else shown[::-1]
+    evidence = f"the sound of media[{index}] lies {shown[0]} in {pair.sides[among].name} only"
+    at = max(first.start - 2, 0)  # with the marks that open video and sound
+    span = (first.start, first.stop)
+    return Hit("audio_in_video", "modality_spans", evidence, left, right, first.start, span, at)
+
+
+def _pieces(side: Side, medium: Medium) -> int:
+    return max(side.family.spans_of(medium.modality, medium.grid_thw), 1)
 
 
 def _unexplained(pair: Pair) -> Iterator[Hit]:
@@ -108,6 +130,10 @@ def _unexplained(pair: Pair) -> Iterator[Hit]:
     side = pair.sides[0] if k < len(sizes[0]) else pair.sides[1]
     start, stop = int(side.runs.starts[k]), int(side.runs.stops[k])
     seen = f"run {k} of placeholders: rollout {counts[0]}, train {counts[1]}, grids are equal"
+    for one, lengths in zip(pair.sides, sizes, strict=True):
+        media = [m for m in one.sample.media if _pieces(one, m) > 1]
+        if k < len(lengths) and int(lengths[k]) in [one.tokens_of(m) for m in media]:
+            seen += f": {one.name} lacks the ids between the rows, tiles or frames of a medium"
     yield Hit(UNKNOWN, "input_ids", seen, counts[0], counts[1], start, (start, stop), start)
 
 

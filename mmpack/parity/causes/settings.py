@@ -12,10 +12,20 @@ from mmpack.parity.values import same_value
 AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
 PIXEL_LIMITS = (
     *("min_pixels", "max_pixels", "total_pixels", "size"),
-    *("height", "width", "crop_to_patches", "min_patches", "max_patches"),  # of tiles
+    *(
+        "height",
+        "width",
+        "max_height",
+        "max_width",
+        "crop_to_patches",
+        "min_patches",
+        "max_patches",
+    ),  # of tiles
     *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
     "pan_and_scan_min_ratio_to_activate",
 )
+# of pictures that are cut into views, each a medium
+VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
 SAMPLING = "video.sampling."
 # of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
@@ -46,7 +56,7 @@ def _of_patches(path: str) -> bool:
 def setting_hits(pair: Pair) -> list[Hit]:
     """One hit for each cause that the settings show, naming every setting that differs.
 
-    Another family's processor has other settings throughout: of these only the chat template stands by itself.
+    Another family's processor has other settings throughout.
     """
     of: dict[str, list[str]] = {}
     hits = []
@@ -59,10 +69,7 @@ def setting_hits(pair: Pair) -> list[Hit]:
         return hits or _fingerprints(pair)
     unlike, _ = compare_settings(left, right)
     for path in unlike:
-        cause = _cause(path)
-        if hits and cause != "chat_template":
-            cause = "model_family"
-        of.setdefault(cause, []).append(path)
+        of.setdefault("model_family" if hits else _cause(path), []).append(path)
     return hits + [
         Hit(
             cause=cause,
@@ -78,8 +85,9 @@ def setting_hits(pair: Pair) -> list[Hit]:
 def compare_settings(
     left: dict[str, Any], right: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, str]]:
-    """Settings that differ (path to both values), and those that one side did not record (path to that side).
+    """Settings that differ (path to both values), and why others were not compared (path to reason).
 
+    Reason: the side that did not record it; or rendered, of a chat template, which is compared by its text in the ids.
     A setting that only one of two sampling policies has is not lacking.
     """
     a, b = _flat(left), _flat(right)
@@ -88,9 +96,31 @@ def compare_settings(
     }
     lacking = {path: "train" for path in a if path not in b}
     lacking |= {path: "rollout" for path in b if path not in a}
+    if unlike.pop("chat_template", None):
+        lacking["chat_template"] = "rendered"
     if f"{SAMPLING}policy" in unlike:
         lacking = {path: side for path, side in lacking.items() if not path.startswith(SAMPLING)}
     return unlike, lacking
+
+
+def limits_fix(pair: Pair) -> str:
+    """What to set, by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
+    parts = [side.sample.processor or {} for side in pair.sides]
+    unlike, _ = compare_settings(*parts)
+    family = pair.left.family
+    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.limit_names)
+    found = {}
+    for path, values in unlike.items():
+        if _cause(path) == "max_pixels":
+            own = path.partition(".")[2].removeprefix("sampling.")
+            name = names.get(own, own)
+            if name.endswith("_tokens") and all(type(value) is int for value in values):
+                token = (family.patch_size * family.spatial_merge_size) ** 2
+                values = (values[0] // token, values[1] // token)
+            found[name] = f"{name} (rollout {show(values[0])}, train {show(values[1])})"
+    if found.keys() <= {"min_pixels", "max_pixels"}:
+        return ""
+    return f"Set the same {', '.join(found.values())} on both sides."
 
 
 def pixel_settings(pair: Pair, modality: str) -> str | None:
@@ -102,6 +132,15 @@ def pixel_settings(pair: Pair, modality: str) -> str | None:
     if lacking and not unlike:
         return None
     return _evidence(list(unlike), unlike)
+
+
+def view_settings(pair: Pair) -> str:
+    """The settings of a picture's views that differ, as text; empty where none does."""
+    parts = [side.setting("image") for side in pair.sides]
+    if not all(isinstance(part, dict) for part in parts):
+        return ""
+    unlike, _ = compare_settings(*({"image": part} for part in parts))
+    return _evidence([path for path in unlike if path.partition(".")[2] in VIEWS], unlike)
 
 
 def _pixel_limits(part: Any) -> dict[str, Any]:
@@ -129,12 +168,14 @@ def _cause(path: str) -> str:
         return audio_cause(rest)
     if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
         return "max_pixels"
+    if part == "image" and rest in VIEWS:
+        return "view_settings"
     if path.startswith(SAMPLING):
         return _of_sampling(rest.split(".")[1])
     if part == "family" or _of_patches(path):
         return "model_family"
     known = {"tokens_per_second": "second_per_grid_ts"}
-    own = ("chat_template", "position_rule", "video_markers")
+    own = ("position_rule", "video_markers")
     return known.get(part, part if part in own else UNKNOWN)
 
 

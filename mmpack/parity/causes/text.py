@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.layout.runs import true_runs
+from mmpack.parity.causes.cut import cut_at_left
 from mmpack.parity.causes.pair import (
     Decode,
     Hit,
@@ -86,7 +87,7 @@ def _by_turn(pair: Pair, media: list[Hit], decode: Decode | None) -> list[Hit]:
         seen = f"text and loss spans differ: {len(turns[0])} against {len(turns[1])} loss spans; "
         causes = possible(
             *("chat_template", "retokenized_response", "rewritten_response"),
-            *("stop_token", "truncated", "loss_mask_shift"),
+            *("stop_token", "truncated", "loss_mask_shift", "turn_without_loss"),
         )
         return [text_hit(pair, UNKNOWN, left, right, seen + causes)]
     prompts: list[Hit] = []
@@ -126,8 +127,18 @@ def _cut(pair: Pair, spans: list[TextCut]) -> tuple[TextCut, TextCut] | None:
 
 
 def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
+    if pads := _pads(pair, (left, right)):
+        evidence = f"text outside the loss spans differs by {pads} pad ids, which one side lacks"
+        if pads > 1:
+            return text_hit(pair, "padding_in_ids", left, right, evidence)
+        evidence += f"; {possible('padding_in_ids', 'stop_token')}"
+        return text_hit(pair, UNKNOWN, left, right, evidence)
     hashes = [side.setting("chat_template") for side in pair.sides]
-    if None not in hashes and hashes[0] != hashes[1]:
+    # turns that are missing at the beginning may have been cut off, whatever the template is
+    may_be_cut = cut_at_left(pair) and pair.left.openings.any()
+    system = _system_turn(pair, left, right)
+    two = None not in hashes and hashes[0] != hashes[1]
+    if two and (system or not may_be_cut):
         evidence = f"processor.chat_template: rollout {show(hashes[0])}, train {show(hashes[1])}"
         return text_hit(pair, "chat_template", left, right, evidence)
     if None in hashes:
@@ -135,22 +146,29 @@ def _prompt(pair: Pair, left: TextCut, right: TextCut) -> Hit:
             f"text outside the loss spans differs; no template hash; {possible('chat_template')}"
         )
         return text_hit(pair, UNKNOWN, left, right, evidence)
-    if _system_turn(pair, left, right):
+    if system:
         evidence = (
             "one template hash on both sides, the system's turn differs (the first one, whose role comes once): "
             "the system prompt or tools handed to it do"
         )
         return text_hit(pair, "chat_template", left, right, evidence)
-    if _before_response(pair, left, right):
+    if not two and _before_response(pair, left, right):
         evidence = (
             "one template hash on both sides, the text between the opening of a turn and its response differs: "
             "the generation prompt"
         )
         return text_hit(pair, "chat_template", left, right, evidence)
-    evidence = (
-        f"text outside the loss spans differs under one template; {possible('chat_template')}"
-    )
+    causes = ["chat_template", *(["truncated"] if may_be_cut else [])]
+    under = "" if two else " under one template"
+    evidence = f"text outside the loss spans differs{under}; {possible(*causes)}"
     return text_hit(pair, UNKNOWN, left, right, evidence)
+
+
+def _pads(pair: Pair, cuts: tuple[TextCut, TextCut]) -> int:
+    """The number of pad ids, where nothing else differs."""
+    extra = [ids[slice(*cut)] for ids, cut in zip(pair.text_ids, cuts, strict=True)]
+    pads = [(ids == pair.left.family.pad_token_id).all() for ids in extra]
+    return sum(map(len, extra)) if all(pads) and not all(map(len, extra)) else 0
 
 
 def _system_turn(pair: Pair, left: TextCut, right: TextCut) -> bool:
@@ -159,13 +177,13 @@ def _system_turn(pair: Pair, left: TextCut, right: TextCut) -> bool:
         pair.sides, pair.text_tokens, (left, right), strict=True
     ):
         first = system_turn(side)
-        if first is None and (start < stop or start > 1 or side.opening is None):
+        if first is None and (start < stop or start > side.head + 1 or not side.openings.any()):
             return False
         # a turn's opening looks like the next one's, so that the difference may end with that
         if first is not None and start < stop and int(tokens[stop - 1]) > first.stop:
             return False
         behind = start == len(tokens) or int(tokens[start]) > first.stop if first else False
-        if behind and start == stop and start > 1:
+        if behind and start == stop and start > side.head + 1:
             return False
     return True
 

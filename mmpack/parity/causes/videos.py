@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmpack.layout.seconds import DTYPES, seconds_in
+from mmpack.parity.causes import sizes
 from mmpack.parity.causes.alike import (
     Cause,
     both,
@@ -87,22 +88,34 @@ def _causes(pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None) ->
         evidence = f"same frames and size, {both(a, b, 'content_hash')}"
         yield "frame_pixels", f"{evidence}: another decoder, other colours, or rotated by 180°"
         seen = True
+    limits, policies = pixel_settings(pair, "video"), other_policies(pair, a, b)
+    resized = None if turned or policies else _resized(a, b, bool(limits))
+    if resized:
+        proved, evidence = resized
+        yield (
+            ("resize_twice", evidence)
+            if proved
+            else (UNKNOWN, f"{evidence}; {possible('resize_twice')}")
+        )
+        seen = True
     if plane_a != plane_b and plane_a == plane_b[::-1]:
-        if not turned:
+        if not turned and not resized:
             grid = f"h, w of the grid swap: {plane_a} against {plane_b}"
             yield UNKNOWN, f"{grid}, {both(a, b, 'size')}; {possible('video_rotation')}"
         seen = True
-    elif plane_a != plane_b:
-        limits = pixel_settings(pair, "video")
+    elif plane_a != plane_b and (limits or not resized):
         grid = f"h, w of the grid: {plane_a} against {plane_b}"
         if limits:
             yield "max_pixels", limits
-        elif policies := other_policies(pair, a, b):
+        elif policies:
             yield "video_budget", f"{grid}, each by its own rule; {policies}"
         elif limits is None:
             yield UNKNOWN, f"{grid}; no settings; {possible('video_budget', 'max_pixels')}"
+        elif None in (a.size, b.size):
+            causes = possible("video_budget", "resize_twice")
+            yield UNKNOWN, f"{grid}, under equal pixel limits; no size on both sides; {causes}"
         else:
-            yield "video_budget", f"{grid}, under equal pixel limits"
+            yield "video_budget", f"{grid}, under equal pixel limits, {both(a, b, 'size')}"
         seen = True
     if not seen and differ(a.second_per_grid_ts, b.second_per_grid_ts):
         yield "second_per_grid_ts", both(a, b, "second_per_grid_ts") + _cast(pair, a, b)
@@ -114,6 +127,25 @@ def _causes(pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None) ->
             yield UNKNOWN, "; ".join(both(a, b, name) for name in unlike) + first
         else:
             yield other_keys(pair, a, b)
+
+
+def _resized(a: Medium, b: Medium, limited: bool) -> tuple[bool, str] | None:
+    """Whether frames were resized before a processor, by one side or otherwise by both; (proved, evidence).
+
+    Frames of one file and shape whose sizes differ by more than a crop to a multiple were. `limited`: the sides' pixel
+    limits differ, by which a loader may have resized them.
+    """
+    if not differ(a.size, b.size):
+        return None
+    assert a.size is not None and b.size is not None
+    if limited and not any(m.size == m.decoded_size for m in (a, b)):
+        return None
+    evidence = f"{both(a, b, 'size')}, handed to the processor"
+    if a.decoded_size:
+        evidence += f"; {both(a, b, 'decoded_size')}"
+    if sizes.rescaled(a.size, b.size) and not limited:
+        return True, f"{evidence}: one shape"
+    return False, f"{evidence}: resized, cropped or padded"
 
 
 def _cast(pair: Pair, a: Medium, b: Medium) -> str:

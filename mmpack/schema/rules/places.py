@@ -1,7 +1,8 @@
 """Boxes and points against their coordinate system (MM310, MM311, MM314), and the screen (MM315).
 
 Absolute pixels are those of the image as the model saw it: its grid times the patch size. A place that names no medium
-may be in any picture or video: it is outside where it is beyond all of them.
+may be in any picture or video: it is outside where it is beyond all of them. Fractions are outside of pixels and of
+thousandths: nobody means the corner's first one.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ def place_faults(
     if system and any(_is_outside(v, limits[k % 2]) for k, v in enumerate(values)):
         within = " × ".join(f"[0, {limit:g}]" for limit in limits)
         yield "MM311", f"{said}, outside {within} of {system}"
+    elif system and system != "normalized_1" and _are_fractions(np.array(values)):
+        yield "MM311", f"{said}, fractions of a side, not {system}"
+
+
+def _are_fractions(values: np.ndarray) -> np.ndarray:
+    """Whether numbers [..., n] lie between 0 and 1 and are not all whole: parts of a side, not its pixels."""
+    inside = ((values >= 0) & (values <= 1)).all(axis=-1)
+    return np.asarray(inside & (values != np.floor(values)).any(axis=-1))
 
 
 def _is_outside(value: float, limit: float) -> bool:
@@ -104,6 +113,7 @@ def valid(table: Table) -> np.ndarray:
     largest = screen.copy()  # of a place that names no medium
     np.maximum.at(largest, media.row, np.where(is_audio(media)[:, None], -1.0, sides))
     systems = table.values("coordinate_system")
+    known = np.array([isinstance(s, str) for s in systems], bool)
     normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
     for name in FIELDS:
         items = table.items(name)
@@ -120,6 +130,8 @@ def valid(table: Table) -> np.ndarray:
             numbers = flat.reshape(-1, width // 2, 2)
             most, least = (limits + slack)[has][:, None], -slack[has][:, None]
             wrong = ((numbers < least) | (numbers > most)).any(axis=(1, 2))
+            counted = known[row[has]] & (normalized[row[has]] != 1)
+            wrong |= counted & _are_fractions(numbers.reshape(len(numbers), width))
             if width == 4:
                 wrong |= (numbers[:, 0] >= numbers[:, 1]).any(axis=1)
             ok[row[has][wrong]] = False

@@ -12,6 +12,7 @@ from mmpack.video.backends.pyav import first_picture
 from mmpack.video.files.container import Opened
 from mmpack.video.files.interlaced import may_be_interlaced
 from mmpack.video.files.packets import Packets
+from mmpack.video.files.readers import OPEN_GROUPS, unpaired
 
 FIX = "Fix: pass backend='auto'"
 CONTAINERS = ("mp4", "matroska")  # others are sought in as each library can
@@ -34,12 +35,12 @@ def why_not(package: str, video: Opened, packets: Packets) -> str | None:
     if context.pix_fmt not in FORMATS or context.width % 2 or context.height % 2 or scaled:
         form = f"{context.pix_fmt}{', full range' * scaled}, {context.width}×{context.height}"
         return f"makes other RGB than PyAV of {form}"
-    if not packets.named or not packets.shown.all():
-        return "counts frames differently (an edit list hides some, or times repeat)"
+    if (why := unpaired(package, video, packets)) is not None:
+        return why
     if not any(kind in video.container.format.name for kind in CONTAINERS):
         return f"does not find every frame of {video.container.format.name}"
     if packets.open_groups:
-        return "loses the pictures that are shown before the keyframe in front of them (open GOPs)"
+        return OPEN_GROUPS
     try:
         importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # missing, or FFmpeg's libraries are

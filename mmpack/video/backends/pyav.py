@@ -82,22 +82,30 @@ def _wanted(video: Opened, packets: Packets, frames: np.ndarray) -> Iterator[tup
     if places:
         lost = frames[min(places.values())]
         raise VideoError(
-            f"{video.where}: frame {lost} holds no picture. Fix: pass a whole video file"
+            f"{video.where}: frame {lost} holds no picture. "
+            "Fix: pass a whole video file, or encode it with keyframes"
         )
 
 
 def _decoded(video: Opened, packets: Packets, run: tuple[int, int]) -> Iterator[Any]:
     """The pictures of one run of packets. Those before its keyframe lack what they refer to, and are left out."""
     first = packets.pts[run[0]] if packets.named and packets.pts is not None else None
+    begun = first is None or not packets.shown[run[0]]
     for packet in chain(_demuxed(video, packets, *run), (None,)):
         for picture in video.stream.decode(packet):
             if first is not None and (picture.pts is None or picture.pts < first):
                 continue
             if picture.is_corrupt:
-                when = (
-                    "a picture" if picture.pts is None else f"the picture at {picture.time:.3f} s"
-                )
+                when = "a picture"
+                if picture.pts is not None:  # its own time base may be unset
+                    when = f"the picture at {float(picture.pts * packets.time_base):.3f} s"
                 raise VideoError(f"{video.where}: {when} is broken. Fix: pass a whole video file")
+            if not begun and picture.pts != first:
+                raise VideoError(
+                    f"{video.where}: packet {run[0]} of its video stream is marked as a keyframe, but holds no whole "
+                    "picture (intra refresh). Fix: encode it with keyframes"
+                )
+            begun = True
             yield picture
 
 
@@ -116,5 +124,6 @@ def _demuxed(video: Opened, packets: Packets, start: int, stop: int) -> Iterator
             yield from islice(chain((head,), found), start - at, stop - at)
             return
     raise VideoError(
-        f"{video.where}: packet {start} of its video stream can't be found again. Fix: pass a whole video file"
+        f"{video.where}: packet {start} of its video stream can't be found again. "
+        "Fix: pass a whole video file, remuxed to MP4 if it is whole"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
-from mmpack.video.files.header import MP4_STARTS, check_header
+from mmpack.video.files.header import ASF, MP4_STARTS, check_header, ts_packet
 from mmpack.video.limits import Limits
 
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
@@ -23,8 +23,7 @@ FORMATS = (
     "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "flv", "mpegts", "ogg", "asf", "ivf"
 )  # fmt: skip
 SUPPORTED = "MP4, QuickTime, Matroska, WebM, AVI, FLV, MPEG-TS, Ogg, ASF or IVF"
-_STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"DKIF")
-_SYNC = 0x47  # of each packet of MPEG-TS: 188 bytes, or 192 with a time in front
+_STARTS = (b"\x1a\x45\xdf\xa3", b"FLV", b"OggS", ASF, b"DKIF")
 MAX_STREAMS = 64
 UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones and reports nothing
 # With more threads damaged ones give other pictures; HEVC does so at each call.
@@ -113,7 +112,7 @@ def name_of_source(source: Source) -> str:
 
 
 @contextmanager
-def reading(where: str, fix: str = "a whole video file") -> Iterator[None]:
+def reading(where: str, fix: str = "pass a whole video file") -> Iterator[None]:
     """What FFmpeg raises over a broken file becomes a VideoError."""
     av = require("av", "video", where)
     # ValueError: PyAV's, of a file without streams
@@ -131,12 +130,8 @@ def reading(where: str, fix: str = "a whole video file") -> Iterator[None]:
 
 def _is_supported(head: bytes) -> bool:
     """Does a file begin as one of `SUPPORTED`?"""
-    packets = any(
-        len(head) > at + size and head[at] == head[at + size] == _SYNC
-        for at, size in ((0, 188), (4, 192))
-    )
     avi = head[:4] == b"RIFF" and head[8:11] == b"AVI"
-    return packets or avi or head[4:8] in MP4_STARTS or head.startswith(_STARTS)
+    return bool(ts_packet(head)) or avi or head[4:8] in MP4_STARTS or head.startswith(_STARTS)
 
 
 def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> Any:

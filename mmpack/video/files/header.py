@@ -1,16 +1,19 @@
 """What the outermost structure of a file claims, read before a demuxer trusts it.
 
 FFmpeg's MP4 demuxer makes one index entry per frame that a table counts, and repeats the entries for each edit; a table
-can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one.
+can count billions of frames in a few bytes. FFmpeg also reads a file that was cut as if it were a shorter one. Nothing
+marks the end of MPEG-TS and IVF, nor of what was streamed, so a cut between two of their packets can't be known.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from mmpack.audio.whole import ogg_ends
 from mmpack.errors import VideoError
 
 MP4_STARTS = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide")
@@ -28,21 +31,76 @@ AUDIO_FRAMES = 160  # fewest samples of uncompressed audio that FFmpeg puts into
 AUDIO_PACKETS = 16  # per frame that is allowed
 
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+ASF = b"\x30\x26\xb2\x75"
+STREAMED = b"\xff" * 4  # the length of an AVI whose writer could not go back
+SYNC = 0x47  # begins each packet of MPEG-TS
+TS_PACKETS = (
+    (0, 188),
+    (4, 192),
+)  # where it lies and the packet's bytes: plain, and with a time in front
 
 
 def check_header(file: BinaryIO, size: int, max_frames: int, where: str) -> None:
-    """`file` of `size` bytes, read from its start. Only MP4, Matroska and AVI are checked.
+    """Check a file of `size` bytes: MP4, Matroska, AVI, ASF, Ogg, MPEG-TS and FLV.
 
-    Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box does.
+    Raises: VideoError where tables count more than `max_frames`, or the file ends before its last box, page or packet.
     """
     file.seek(0)
-    head = file.read(12)
+    head = file.read(256)
     if head[4:8] in MP4_STARTS:
         _check_mp4(file, size, max_frames, where)
     elif head[:4] == EBML:
         _check_matroska(file, size, where)
     elif head[:4] == b"RIFF":
-        _check_end(8 + int.from_bytes(head[4:8], "little"), size, where)
+        _check_riff(file, size, where)
+    elif head[:4] == ASF:
+        header = int.from_bytes(head[16:24], "little")
+        _check_end(header + 24, size, where)  # where its data's own length stands
+        file.seek(header + 16)
+        _check_end(header + int.from_bytes(file.read(8), "little"), size, where)
+    elif head[:4] == b"OggS" and not ogg_ends(file):
+        raise _cut(where, "a stream's last page has no end-of-stream flag")
+    elif head[:3] == b"FLV":
+        if not _ends_with_tag(file, size):
+            raise _cut(where, "it ends within a tag")
+        _check_end(_flv_size(file), size, where)
+    elif (packet := ts_packet(head)) and size % packet:
+        raise _cut(where, f"it ends within a packet of {packet} bytes")
+
+
+def _check_riff(file: BinaryIO, size: int, where: str) -> None:
+    """Each part of an AVI must end within the file; beyond 1 GB there are several."""
+    at = 0
+    for _ in range(MAX_BOXES):
+        file.seek(at)
+        head = file.read(8)
+        if head[:4] != b"RIFF" or head[4:] == STREAMED:
+            return
+        at += 8 + int.from_bytes(head[4:], "little")
+        _check_end(at, size, where)
+
+
+def ts_packet(head: bytes) -> int:
+    """Bytes per packet of an MPEG-TS file that begins so; 0 of another file."""
+    return next(
+        (n for at, n in TS_PACKETS if len(head) > at + n and head[at] == head[at + n] == SYNC), 0
+    )
+
+
+def _ends_with_tag(file: BinaryIO, size: int) -> bool:
+    """Do the last four bytes of an FLV count the bytes of the tag before them?"""
+    file.seek(max(0, size - 4))
+    counted = int.from_bytes(file.read(4))
+    file.seek(max(0, size - 4 - counted) + 1)
+    return counted == 11 + int.from_bytes(file.read(3))
+
+
+def _flv_size(file: BinaryIO) -> int:
+    """Bytes of the whole FLV, as its metadata say; 0 where they don't, or it was streamed."""
+    file.seek(0)
+    value = file.read(4096).partition(b"filesize\0")[2][:8]  # a float64
+    size = struct.unpack(">d", value)[0] if len(value) == 8 else 0.0
+    return int(size) if 0 < size < 2**53 else 0
 
 
 class _Box(NamedTuple):
@@ -135,15 +193,22 @@ def _read(file: BinaryIO, box: _Box, count: int) -> bytes:
 
 
 def _check_matroska(file: BinaryIO, size: int, where: str) -> None:
-    """A segment of a known size must end within the file."""
-    file.seek(0)
-    head = file.read(4096)
-    length, at = _ebml_size(head, 4)
-    at += length
-    if head[at : at + 4] == SEGMENT:
-        length, body = _ebml_size(head, at + 4)
-        unknown = length == (1 << 7 * (body - at - 4)) - 1
-        _check_end(0 if unknown else body + length, size, where)
+    """An element must end within the file; one of unknown length (the segment of a stream) consists of others."""
+    at = 0
+    for _ in range(MAX_BOXES):
+        file.seek(at)
+        head = file.read(12)
+        if not head or head[0] == 0:  # the end, or padding
+            return
+        _, name = _ebml_size(head, 0)
+        length, body = _ebml_size(head, name)
+        if length == (1 << 7 * (body - name)) - 1:
+            at += body
+            continue
+        _check_end(at + body + length, size, where)
+        if head.startswith(SEGMENT):
+            return
+        at += body + length
 
 
 def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
@@ -164,6 +229,11 @@ def _check_count(count: int, limit: int, where: str) -> None:
 
 def _check_end(end: int, size: int, where: str) -> None:
     if end > size:
-        raise VideoError(
-            f"{where}: the file has {size} of {end} bytes. Fix: pass the whole file; this one was cut"
-        )
+        raise _cut(where, f"the file has {size} of {end} bytes")
+
+
+def _cut(where: str, why: str) -> VideoError:
+    return VideoError(
+        f"{where}: {why}. Fix: pass the whole file, this one was cut; or write what is there anew, with ffmpeg -i IN "
+        "-c copy OUT"
+    )

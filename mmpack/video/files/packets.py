@@ -17,6 +17,8 @@ from mmpack.errors import VideoError
 from mmpack.video.files.container import Opened
 from mmpack.video.limits import Limits
 
+_DAY = 24 * 60 * 60  # seconds
+
 
 @dataclass(frozen=True)
 class Packets:
@@ -97,9 +99,11 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
     """
     columns: list[Any] = [np.array(column) for column in zip(*_rows(video, limits), strict=True)]
     pts, times, durations, keyframes, shown = columns
-    if times.dtype == object:
-        # neither pts nor dts: the file is read from its start
-        times = np.zeros(len(times), np.int64)
+    if times.dtype == object or _jumps(times, video):
+        raise VideoError(
+            f"{video.where}: some frames have no usable time (those before 0 have none in Matroska and FLV). "
+            "Fix: write it with times from 0 on, as ffmpeg -avoid_negative_ts make_zero does"
+        )
     # AVI has no pts: FFmpeg counts the packets, which gives the times, but not of which picture
     guessed = video.container.format.name == "avi" and video.stream.codec_context.has_b_frames
     timed = pts.dtype != object
@@ -115,6 +119,11 @@ def read_packets(video: Opened, limits: Limits) -> Packets:
         time_base=video.stream.time_base,
         named=bool(named),
     )
+
+
+def _jumps(times: np.ndarray, video: Opened) -> bool:
+    """Are two frames in a row more than a day apart? FLV's times before 0 come back as 24 days and more."""
+    return bool(len(times) > 1 and np.diff(times).max() * video.stream.time_base > _DAY)
 
 
 def _rows(video: Opened, limits: Limits) -> list[tuple[int | None, int | None, int, bool, bool]]:

@@ -19,20 +19,24 @@ import numpy as np
 
 from mmpack.video.files.container import IN_MEMORY, Opened, Source
 from mmpack.video.files.packets import Packets
+from mmpack.video.files.rotation import rotation_of
 
 _SEEK = 16  # frames before its target where OpenCV begins to look
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one library reads of one video. `refusal`: why its frames are not those that mmpack counts, or None."""
+    """What one library reads of one video."""
 
     fps: float | None
     total_frames: int
     duration: float  # seconds; 0.0 where it is unknown
     # OpenCV: the frame that a seek to the end reaches; vLLM takes it where it is less than `total_frames`
     end_frames: int | None = None
-    refusal: str | None = None
+    refusal: str | None = None  # why its frames are not those that mmpack counts
+    end_refusal: str | None = (
+        None  # the same where upstream has sought the end before, as vLLM does
+    )
 
     def counted(self, checks_end: bool) -> tuple[int, float]:
         """Frames and seconds; `checks_end`: as vLLM corrects a count that goes beyond the end."""
@@ -42,18 +46,45 @@ class Reading:
         return self.total_frames, self.duration
 
 
-def read_as(reader: str, video: Opened, packets: Packets) -> Reading:
-    """What `reader` (a name of `READERS`) makes of header and packets."""
+def read_as(reader: str, video: Opened, packets: Packets, picture: Any = None) -> Reading:
+    """What `reader` (a name of `READERS`) makes of header and packets; `picture`: see `unpaired`."""
     reading = READERS[reader](video, packets)
-    why = _other_stream(reader, video)
+    why = unpaired(reader, video, packets, picture)
+    why = f"{reader} {why}" if why else _other_stream(reader, video)
     return reading if why is None else replace(reading, refusal=why)
 
 
-def read_all(source: Source, video: Opened, packets: Packets) -> dict[str, Reading]:
+def read_all(source: Source, video: Opened, packets: Packets, picture: Any) -> dict[str, Reading]:
     """Every reader's. torchcodec computes with the FFmpeg of the system: where it is installed, it is asked."""
-    readings = {name: read_as(name, video, packets) for name in READERS}
+    readings = {name: read_as(name, video, packets, picture) for name in READERS}
     readings["torchcodec"] = _asked(source, readings["torchcodec"])
     return readings
+
+
+def unpaired(reader: str, video: Opened, packets: Packets, picture: Any = None) -> str | None:
+    """Why `reader`, asked for a frame by its number, gives another one or one that is not upright; None: it does not.
+
+    `picture`: frame 0 (av.VideoFrame). Without it, interlaced and rotated pictures are not looked at.
+    """
+    container = video.container.format.name
+    if reader in ("opencv", "decord") and video.stream.codec_context.name in ("av1", "libdav1d"):
+        return "has no decoder of AV1"
+    if picture is not None:
+        if reader == "opencv" and picture.interlaced_frame:
+            return "(5.0) gives one picture for every frame of an interlaced video"
+        if reader in _NEVER_TURNED and rotation_of(picture, video.where):
+            return "turns no frame upright, and this video is rotated"
+    if reader == "torchvision" and not packets.named:
+        return "puts frames in the order of times that this file lacks or repeats"
+    if reader not in _SEEKING:
+        return None
+    if not packets.named or not packets.shown.all():
+        return "counts frames differently (an edit list hides some, or times repeat)"
+    if container in ("mpegts", *(("avi", "asf") if reader == "decord" else ())):
+        return f"does not find every frame of {container}"
+    if reader == "decord" and packets.open_groups:
+        return OPEN_GROUPS
+    return None
 
 
 def _container(video: Opened, packets: Packets) -> Reading:
@@ -93,17 +124,17 @@ def _opencv(video: Opened, packets: Packets) -> Reading:
     why = None
     if stream.codec_context.name == "theora" and len(packets.frames) < count:
         why = "OpenCV loses its place where Theora repeats a picture"
-    return Reading(fps, count, count / fps, end_frames=end, refusal=why)
+    lost = None
+    mpegts = video.container.format.name == "mpegts"
+    if mpegts and packets.pts is not None and not np.array_equal(packets.pts, packets.times):
+        lost = "OpenCV does not find the first frames of mpegts again, for its frames are reordered"
+    return Reading(fps, count, count / fps, end_frames=end, refusal=why, end_refusal=lost)
 
 
 def _decord(video: Opened, packets: Packets) -> Reading:
     """The header's rate, packets counted."""
     rate, count = video.stream.average_rate, len(packets.shown)
-    why = None
-    if not packets.shown.all():
-        why = "decord numbers the frames that an edit list hides too"
-    elif not rate:
-        why = "decord can't read it: its header has no frame rate"
+    why = None if rate else "decord can't read it: its header has no frame rate"
     fps = float(rate) if rate else None
     return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
 
@@ -141,6 +172,9 @@ READERS: dict[str, Callable[[Opened, Packets], Reading]] = {
     "container": _container,
 }
 _FIRST_STREAM = ("opencv", "pyav", "torchvision")
+_NEVER_TURNED = ("pyav", "torchvision")  # by transformers and qwen-vl-utils; the others turn frames
+_SEEKING = ("torchcodec", "decord")  # each frame by its time; the others decode from the first on
+OPEN_GROUPS = "loses the pictures that are shown before the keyframe in front of them (open GOPs)"
 
 
 def _clock(video: Opened, packets: Packets) -> np.ndarray:
@@ -201,8 +235,8 @@ def _asked(source: Source, mine: Reading) -> Reading:
         why = " ".join(str(error).split())[-160:]
         return replace(mine, refusal=f"torchcodec can't read it ({why})")
     fps = None if about.average_fps is None else float(about.average_fps)
-    different = None
-    if about.num_frames != mine.total_frames:
+    different = mine.refusal
+    if different is None and about.num_frames != mine.total_frames:
         different = f"torchcodec's FFmpeg finds {about.num_frames} frames of {mine.total_frames}"
     return Reading(
         fps, about.num_frames or 0, float(about.duration_seconds or 0.0), refusal=different

@@ -92,9 +92,12 @@ class Policy:
         """`info` as the settings' reader has it. Raises: ArgumentError for a video that it can't read."""
         assert settings.reader
         reading = info.readings.get(settings.reader)
-        if reading is not None and reading.refusal:
+        why = None if reading is None else reading.refusal
+        if reading is not None and self.checks_end:
+            why = why or reading.end_refusal
+        if why:
             raise self.error(
-                f"reader {settings.reader!r}: {reading.refusal}",
+                f"reader {settings.reader!r}: {why}",
                 "set reader='container' on both sides",
             )
         info = info.as_read(settings.reader, checks_end=self.checks_end)

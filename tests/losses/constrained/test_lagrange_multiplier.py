@@ -16,9 +16,12 @@ from mmpack.losses.constrained import PID, Costs, DualAscent, LagrangeMultiplier
 COSTS = st.lists(st.floats(-10, 10), min_size=1, max_size=20)
 
 
-def algorithm_2(costs, limit, kp, ki, kd):
-    """arXiv 2007.03964, Algorithm 2, line by line in numpy; the first step has no cost before it."""
-    integral, before, out = np.float64(0), None, []
+def algorithm_2(costs, limit, kp, ki, kd, initial=0.0):
+    """arXiv 2007.03964, Algorithm 2, line by line in numpy; the first step has no cost before it.
+
+    `initial` is ki · I before it, as in OmniSafe's PIDLagrangian.
+    """
+    integral, before, out = np.float64(initial / ki), None, []
     for cost in costs:
         delta = cost - limit
         derivative = np.maximum(cost - before, 0) if before is not None else 0
@@ -28,11 +31,12 @@ def algorithm_2(costs, limit, kp, ki, kd):
     return out
 
 
-@given(COSTS, st.floats(-2, 2))
-def test_pid_is_the_paper_s_algorithm(costs, limit):
-    multiplier = LagrangeMultiplier({"c": limit}, PID(0.3, 0.2, 0.1))
+@given(COSTS, st.floats(-2, 2), st.floats(0, 5))
+def test_pid_is_the_paper_s_algorithm(costs, limit, initial):
+    multiplier = LagrangeMultiplier({"c": limit}, PID(0.3, 0.2, 0.1), initial=initial)
+    assert multiplier.values == {"c": initial}
     got = [multiplier.update({"c": cost})["c"] for cost in costs]
-    np.testing.assert_allclose(got, algorithm_2(costs, limit, 0.3, 0.2, 0.1), atol=1e-12)
+    np.testing.assert_allclose(got, algorithm_2(costs, limit, 0.3, 0.2, 0.1, initial), atol=1e-12)
 
 
 @given(COSTS, st.floats(-2, 2), st.floats(0, 5))

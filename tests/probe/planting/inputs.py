@@ -185,6 +185,20 @@ def no_deepstack(scene: Scene, model: Any) -> Answer:
     return scene.answer(model, right, *scene.first_medium())
 
 
+@plant("deepstack features not added", "qwen3_vl")
+def deepstack_not_added(scene: Scene, model: Any) -> Answer:
+    """The next layer reads the very output of the first one, which the other side adds to."""
+
+    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys(kwargs.keys() & {"deepstack_visual_embeds", "visual_pos_masks"})
+
+    given_keywords(model.get_decoder(), change)
+    norm = [decoder_layers(model)[1].input_layernorm]
+    return scene.answer(
+        model, norm, *scene.first_medium(), suggests="what runs between these two modules"
+    )
+
+
 @plant("the merger's rows permuted")
 def permuted(scene: Scene, model: Any) -> Answer:
     """By one, over all media: each row is its neighbour's."""

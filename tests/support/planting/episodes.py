@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import base64
 import copy
-import hashlib
 from typing import Any
 
 import numpy as np
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.layout.fingerprint import fingerprint
+from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.schema.sample import RESPONSE_TEXT_KEY
 
 IMAGE, VIDEO, START, END = 151655, 151656, 151644, 151645
@@ -92,8 +91,8 @@ def episode(
 
 def finish(sample: mp.Sample, rule: str = "grid", **keywords: Any) -> mp.Sample:
     """Positions, fingerprint and text hash as the producer would compute them from what the sample now holds."""
-    text = decode(sample.input_ids[sample.loss_indices])
-    sample.metadata[RESPONSE_TEXT_KEY] = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    written = sample.input_ids[sample.loss_indices]
+    sample.metadata[RESPONSE_TEXT_KEY] = response_hash(decode(written), written)
     sample.processor_fingerprint = fingerprint(sample.processor)
     if IMAGE in sample.input_ids[sample.loss_indices]:
         return sample  # such ids have no positions

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from support.planting.episodes import END, IMAGE, PROCESSOR, THINK, THOUGHT, finish, look
+from support.planting.episodes import END, IMAGE, PROCESSOR, START, THINK, THOUGHT, finish, look
 from support.samples import make_medium, make_sample
 
 import mmpack as mp
+from mmpack.families import get_family
 from mmpack.layout.fingerprint import cache_key
 from mmpack.video.policies.resize import qwen2_size
 
@@ -194,6 +195,23 @@ def codec_flip(left: Spec, right: Spec) -> None:
         spec.after.append(lambda sample, audio=audio: setattr(sample, "codec_ids", [audio]))
 
 
+def media_order(left: Spec, right: Spec) -> None:
+    def exchange(sample: mp.Sample) -> None:
+        if len(sample.media) > 2:
+            first, _, last = sample.media
+            for name in ("content_hash", "file_hash"):
+                one, other = getattr(first, name), getattr(last, name)
+                setattr(first, name, other)
+                setattr(last, name, one)
+            for medium in (first, last):
+                key = cache_key(str(medium.content_hash), medium.grid_thw, PROCESSOR["image"])
+                medium.cache_key = key
+
+    for spec in (left, right):
+        spec.screen["file_hash"] = "d" * 64
+    right.after.append(exchange)
+
+
 def dropped_image(left: Spec, right: Spec) -> None:
     right.screen_shown = False
 
@@ -278,6 +296,12 @@ def rewritten_response(left: Spec, right: Spec) -> None:
     left.first = [THINK, 705, THOUGHT, *left.first]
 
 
+def turn_order(left: Spec, right: Spec) -> None:
+    asked, told = [START, 8, 21, END], [START, 9, 22, END]
+    left.system = [*asked, *told, START, 7, *left.system]
+    right.system = [*told, *asked, START, 7, *right.system]
+
+
 def chat_template(left: Spec, right: Spec) -> None:
     right.processor["chat_template"] = "sha256:" + "2" * 64
     right.system = [11, 99, 98, 13]
@@ -309,6 +333,18 @@ def padding_positions(left: Spec, right: Spec) -> None:
     right.offset = 7
 
 
+def turn_without_loss(left: Spec, right: Spec) -> None:
+    def leave_out(sample: mp.Sample) -> None:
+        count = sample.loss_spans[0].stop - sample.loss_spans[0].start
+        del sample.loss_spans[0]
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[count:]
+        if sample.kept_ids is not None:
+            sample.kept_ids = sample.kept_ids[np.arange(count, len(sample.kept_ids))]
+
+    right.after.append(leave_out)
+
+
 def loss_mask_shift(left: Spec, right: Spec) -> None:
     right.loss_moved = 1
 
@@ -333,6 +369,28 @@ def _target(sample: mp.Sample, box: tuple[float, ...]) -> None:
 def logprob_kind(left: Spec, right: Spec) -> None:
     for spec, kind in ((left, "processed"), (right, "raw")):
         spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
+
+
+def sampling(left: Spec, right: Spec) -> None:
+    for spec, more in ((left, {"top_k": 20}), (right, {})):
+        spec.sampling = (spec.sampling or {"temperature": 0.5, "logprobs": "processed"}) | more
+
+
+def padding_in_ids(left: Spec, right: Spec) -> None:
+    right.after.append(_padded)
+
+
+def _padded(sample: mp.Sample) -> None:
+    """Three pad ids before all others."""
+    sample.input_ids = np.concatenate(
+        [[get_family(sample.family).pad_token_id] * 3, sample.input_ids]
+    )
+    sample.attention_mask = np.ones(len(sample), np.int8)
+    if sample.position_ids is not None:
+        pads = np.tile(np.arange(3), (len(sample.position_ids), 1))
+        sample.position_ids = np.concatenate([pads, sample.position_ids + 3], axis=1)
+    for span in (*sample.modality_spans, *sample.loss_spans, *(sample.observation_spans or [])):
+        span.start, span.stop = span.start + 3, span.stop + 3
 
 
 def truncated_support(left: Spec, right: Spec) -> None:
@@ -369,6 +427,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "max_pixels": max_pixels,
     "video_budget": video_budget,
     "codec_flip": codec_flip,
+    "media_order": media_order,
     "dropped_image": dropped_image,
     "double_expansion": double_expansion,
     "not_expanded": not_expanded,
@@ -377,6 +436,7 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "truncated": truncated,
     "truncated_medium": truncated_medium,
     "chat_template": chat_template,
+    "turn_order": turn_order,  # puts turns before the system's text
     "sampled_placeholder": sampled_placeholder,
     "retokenized_response": retokenized_response,
     "rewritten_response": rewritten_response,
@@ -384,12 +444,15 @@ MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
     "position_rule": position_rule,
     "second_per_grid_ts": second_per_grid_ts,
     "padding_positions": padding_positions,
+    "turn_without_loss": turn_without_loss,
     "loss_mask_shift": loss_mask_shift,
     "empty_response": empty_response,
     "coordinate_system": coordinate_system,
     "logprob_kind": logprob_kind,
+    "sampling": sampling,
     "truncated_support": truncated_support,
     "routing": routing,
+    "padding_in_ids": padding_in_ids,
 }
 
 

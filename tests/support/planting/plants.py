@@ -152,14 +152,14 @@ def showing() -> Made:
     return side(chat=asked), side(chat=lost)
 
 
-@plant("two pictures in other order")
+@plant("two pictures in other order", "media_order")
 def swapped() -> Made:
     shown = pictures()
     names = (NAMES[1], NAMES[0], NAMES[2])
     return side(shown), side([shown[1], shown[0], shown[2]], names=names)
 
 
-@plant("the second picture replaced by the first")
+@plant("the second picture replaced by the first", "media_order")
 def neighbour() -> Made:
     shown = pictures()
     return side(shown, names=()), side([shown[0], shown[0], shown[2]], names=())

@@ -179,7 +179,7 @@ def turned_and_limit() -> Made:
     return side(at(2, file)), side(at(2, opened(file)), by=other)
 
 
-@plant("pictures 1 and 2 in other order under their names")
+@plant("pictures 1 and 2 in other order under their names", "media_order")
 def other_order() -> Made:
     shown = pictures()
     return side(shown), side([shown[0], shown[2], shown[1]])

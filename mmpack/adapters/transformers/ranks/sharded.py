@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmpack.adapters.transformers.logprobs import forward_of
+from mmpack.adapters.transformers.heads import forward_of
 from mmpack.cache.tower import Tower
 
 
