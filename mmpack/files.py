@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,11 +72,20 @@ def identity(path: Path) -> Identity | None:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
+def _opened(handle: int) -> Identity | None:
+    with suppress(OSError):
+        found = os.fstat(handle)
+        return (found.st_dev, found.st_ino)
+    return None
+
+
 def _refuse_input(path: Path, what: str, error: type[MmpackError]) -> None:
     if _command is None:
         return
     found, target = identity(path), os.path.realpath(path)
-    if found in _command.read and found not in _command.rewritten:
+    if found is not None and found in map(_opened, (1, 2)):
+        about = "is the file that this command prints to"
+    elif found in _command.read and found not in _command.rewritten:
         about = f"is {_command.read[found]}, which this command reads"
     elif _command.written.setdefault(target, what) != what:
         about = "was written by this command a moment ago"
@@ -258,7 +268,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step: whole, or the old one stays. Devices and pipes are written to."""
+    """Write a file in one step: whole, or the old one stays. Devices, pipes and stdout's own file are written to."""
+    if path.exists() and path.is_file() and identity(path) == _opened(1):
+        sys.__stdout__.write(text)  # type: ignore[union-attr]
+        return
     if path.exists() and not path.is_file():
         try:
             path.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -172,7 +172,9 @@ def _sums(rollout: np.ndarray, d: np.ndarray, starts: np.ndarray) -> dict[str, n
     sure = np.searchsorted(SURE_BINS, rollout)
     count, total = np.bincount(sure), np.bincount(sure, size)
     size -= (total / np.maximum(count, 1))[sure]
-    out = {"abs": moved, "signed": d, "k3": np.expm1(d) - d, "weight": weight}
+    with np.errstate(over="ignore"):  # infinite where logprobs are far apart
+        k3 = np.expm1(d) - d
+    out = {"abs": moved, "signed": d, "k3": k3, "weight": weight}
     out |= {"square": weight * weight, "size": size}
     summed = {name: np.add.reduceat(values, starts) for name, values in out.items()}
     summed["count"] = np.diff(np.append(starts, len(d))).astype(np.float64)

@@ -8,8 +8,6 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_number, kind_of
 
-Fields = Mapping[str, Any]
-
 MOST, MOST_LAYERS = 2**31 - 1, 2**16
 PARTS = ("text_config", "vision_config", "audio_config", "thinker_config", "per_layer_config")
 LAYERS = ("num_hidden_layers", "depth", "encoder_layers")
@@ -29,7 +27,7 @@ SIZES = (
 LISTS = ("layer_types", "fullatt_block_indexes", "deepstack_visual_indexes", "mlp_only_layers")
 
 
-class _Checked(dict[str, Any]):
+class Fields(dict[str, Any]):
     """The fields of a config; one that is asked for and is not there is an ArgumentError."""
 
     def __init__(self, fields: Mapping[Any, Any], what: str):
@@ -41,8 +39,9 @@ class _Checked(dict[str, Any]):
             f"{self.what}: the config has no {name}. Fix: pass the model's whole config"
         )
 
-    def __or__(self, other: Any) -> _Checked:  # type: ignore[override]
-        return _Checked(dict(self) | other, self.what)
+    def with_own(self, layer: Mapping[str, Any]) -> Fields:
+        """These fields, and instead of some those that one layer has of its own."""
+        return Fields({**self, **layer}, self.what)
 
 
 def fields_of(config: Any, what: str) -> Fields:
@@ -57,11 +56,12 @@ def fields_of(config: Any, what: str) -> Fields:
             "Fix: pass model.config, or json.load of config.json"
         )
     checked = _checked(fields, what, "")
-    return checked.get("thinker_config") or checked
+    thinker: Fields | None = checked.get("thinker_config")
+    return thinker or checked
 
 
-def _checked(fields: Mapping[Any, Any], what: str, where: str) -> _Checked:
-    out = _Checked(fields, what)
+def _checked(fields: Mapping[Any, Any], what: str, where: str) -> Fields:
+    out = Fields(fields, what)
     for name, value in fields.items():
         at = f"{where}{name}"
         if value is None:
@@ -91,10 +91,11 @@ def _wrong(what: str, name: str, value: Any, expected: str) -> ArgumentError:
 
 def text_of(fields: Fields) -> Fields:
     """The decoder's: below `text_config`, or at the top as in released files of Qwen2-VL and Qwen2.5-VL."""
-    return fields.get("text_config") or fields
+    text: Fields | None = fields.get("text_config")
+    return text or fields
 
 
-def required(fields: Fields, names: tuple[str, ...], what: str) -> None:
+def required(fields: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
     """Raise ArgumentError for fields that are missing or 0."""
     lacking = [n for n in names if not fields.get(n)]
     if lacking:

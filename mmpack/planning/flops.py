@@ -55,7 +55,7 @@ def model_flops(config: Any) -> ModelFlops:
         text.get("per_layer_config") or {}
     )  # as transformers writes what single layers have otherwise
     layers = [
-        _layer(text | (own.get(str(n)) or own.get(n) or {}), kind, n)  # type: ignore[operator]
+        _layer(text.with_own(own.get(str(n)) or own.get(n) or {}), kind, n)
         for n, kind in enumerate(kinds)
     ]
     near = [kind == "sliding_attention" for kind in kinds]

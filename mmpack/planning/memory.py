@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number
-from mmpack.planning.configs import fields_of, required, text_of
+from mmpack.planning.configs import Fields, fields_of, required, text_of
 from mmpack.planning.layer_bytes import (
     Decoder,
     LayerBytes,
@@ -311,7 +311,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text(fields: Fields) -> Fields:
     """The decoder's fields, of a kind whose layers are known here."""
     text = text_of(fields)
     kind = str(text.get("model_type") or fields.get("model_type") or "")

@@ -6,8 +6,9 @@ what merges patches into tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mmpack.planning.configs import Fields, required
 
@@ -140,7 +141,7 @@ _WAYS: dict[str, _Merging] = {
 }
 
 
-def _audio_frame(audio: Fields) -> float:
+def _audio_frame(audio: Mapping[str, Any]) -> float:
     """Blocks of an encoder of Whisper's kind: of two frames Qwen2.5-Omni makes one row, of eight Qwen3-Omni."""
     width, layers = audio.get("d_model"), audio.get("encoder_layers")
     if not width or not layers:

@@ -138,7 +138,8 @@ def bound(
     error, before = source
     grows = np.divide(noise, before, out=np.ones_like(noise), where=before > 0)
     own = math.hypot(left.local, right.local)
-    local = contract.factor * (own + contract.gain * grows * error) + contract.floor
+    with np.errstate(over="ignore"):  # of a record that holds such numbers
+        local = contract.factor * (own + contract.gain * grows * error) + contract.floor
     return np.fmin(allowed, local)
 
 

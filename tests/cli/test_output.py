@@ -1,6 +1,8 @@
 """What commands print where there is no terminal; and no output overwrites an input."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -100,6 +102,22 @@ def test_convert_may_rewrite_its_trace_and_a_report_may_be_written_again(tmp_pat
     assert call_mmpack("convert", trace, trace, "--out", trace).returncode == 2
     page = tmp_path / "page"
     assert call_mmpack("parity", trace, trace, "--out", page, "--html", page).returncode == 2
+
+
+def test_the_file_that_stdout_goes_to_is_added_to(tmp_path):
+    trace, log = trace_in(tmp_path), tmp_path / "log"
+    for args, code in (
+        (("validate", trace, "--out"), 0),
+        (("plan", trace, "--max-tokens", 99, "--save"), 2),
+    ):
+        log.write_text("before\n")
+        command = [sys.executable, "-m", "mmpack", *map(str, args), "/dev/stdout"]
+        with log.open("a") as file:
+            done = subprocess.run(
+                command, stdout=file, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert done.returncode == code and log.read_text().startswith("before\n"), done
+        assert ("Fix: " in done.stderr) if code else ('"ok": true' in log.read_text())
 
 
 def test_every_file_that_a_command_writes_is_declared():

@@ -108,7 +108,9 @@ def _fits(entries: list[Entry], source: str, target: str) -> bool:
         factor = np.tile(np.array(sides[1]) / np.array(sides[0]), len(a) // 2)
         units = _UNITS.get(source, 1.0) * factor, _UNITS.get(target, 1.0)
         unit = np.maximum(*np.broadcast_arrays(*units))  # either side may have been rounded
-        if not (np.abs(a * factor - b) <= unit).all():
+        with np.errstate(over="ignore"):
+            near = np.abs(a * factor - b) <= unit
+        if not near.all():
             return False
         telling += int((np.abs(b - a) > _TELLING * np.minimum(unit, 1.0)).sum())
     return telling >= _ENOUGH

@@ -50,6 +50,8 @@ def qwen3_size(
 def budget_size(size: Size, factor: int, high: int) -> Size | None:
     """transformers' Gemma 4: the largest shape of at most `high` pixels, in proportion; a thin one is a token wide."""
     width, height = size
+    if min(width, height, high) <= 0:
+        return None
     scale = math.sqrt(high / (height * width))
     columns, rows = (math.floor(scale * side / factor) for side in size)
     most = high // factor**2
@@ -73,7 +75,7 @@ def _fitted(
     counted: int = 1,
 ) -> Size | None:
     """`counted` frames decide whether a limit is broken, `frames` by how much; sides end at `shrunk` or above."""
-    if max(size) / min(size) > MAX_RATIO:
+    if min(*size, high) <= 0 or max(size) / min(size) > MAX_RATIO:
         return None
     width, height = (max(smallest, round(side / factor) * factor) for side in size)
     area = frames * size[1] * size[0]
