@@ -19,6 +19,19 @@ from mmpack.video import Limits, decode, probe
 MIB = 1 << 20
 
 
+def noise(count):
+    """H.264 in MPEG-TS, with B-frames: a picture takes many packets of 188 bytes."""
+    file, rng = io.BytesIO(), np.random.default_rng(0)
+    with av.open(file, "w", format="mpegts") as out:
+        stream = out.add_stream("libx264", rate=10, options={"bf": "3", "g": "10"})
+        stream.width, stream.height, stream.pix_fmt = 112, 84, "yuv420p"
+        for _ in range(count):
+            frame = rng.integers(0, 255, (84, 112, 3), dtype=np.uint8)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        out.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def refused(data, match):
     for call in (probe, lambda d: decode(d, [0])):
         with pytest.raises(VideoError, match=match) as caught:
@@ -130,6 +143,23 @@ def test_an_asf_that_was_streamed():
 )
 def test_headers_alone(data):
     refused(data, "cut|can't be read")
+
+
+def test_mpegts_cut_within_its_last_picture():
+    """Its packets don't say how long they are; threads would hide now and then that the last one is cut."""
+    whole = noise(40)
+    pictures = decode(whole, range(40))
+    counts = {"right": 0, "refused": 0}
+    for stop in range(len(whole) // 188 // 4, len(whole) // 188, 9):
+        cut = whole[: stop * 188]
+        try:
+            found = decode(cut, range(probe(cut).total_frames))
+        except VideoError:
+            counts["refused"] += 1
+        else:
+            assert np.array_equal(found, pictures[: len(found)])
+            counts["right"] += 1
+    assert min(counts.values()) > 1, counts
 
 
 def test_a_cut_between_two_packets_of_mpegts_can_not_be_known():

@@ -38,18 +38,22 @@ def hits_of(pair: Pair, decode: Decode | None = None) -> list[Hit]:
     return [replace(hit, fix=limits) if hit.cause == "max_pixels" else hit for hit in hits]
 
 
-def _of_ids(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:
+def _of_ids(pair: Pair, decode: Decode | None, recounted: bool) -> list[Hit]:
+    if not truncation(pair) and (found := turns_in_order(pair)):
+        hits, ordered = found
+        rest = _in_order(ordered, decode, recounted)
+        return hits + rest + position_hits(pair, rest, recounted)
+    return _in_order(pair, decode, recounted)
+
+
+def _in_order(pair: Pair, decode: Decode | None, recounted: bool) -> list[Hit]:
     if cut := truncation(pair):
         rest = _hits(common_part(pair, cut), decode, recounted or cut.at_left)
         return cut_hits(pair, cut) + [moved(hit, pair, cut) for hit in rest]
-    if found := turns_in_order(pair):
-        hits, ordered = found
-        rest = _of_ids(ordered, decode, recounted)
-        return hits + rest + position_hits(pair, rest, recounted)
     return _hits(pair, decode, recounted)
 
 
-def _hits(pair: Pair, decode: Decode | None, recounted: bool = False) -> list[Hit]:
+def _hits(pair: Pair, decode: Decode | None, recounted: bool) -> list[Hit]:
     """`recounted`: an offset of all positions follows from what was cut off before them."""
     media = media_hits(pair, decode)
     runs = run_hits(pair, media)

@@ -71,9 +71,15 @@ def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
     if len(parts[0]) != len(parts[1]):
         return None
     left: dict[tuple[int, ...], list[int]] = {}
-    for k, part in enumerate(parts[1]):
-        left.setdefault(part.text, []).append(k)
-    found = [left[part.text].pop(0) if left.get(part.text) else None for part in parts[0]]
+    found: list[int | None] = [None] * len(parts[0])
+    for k, (a, b) in enumerate(zip(*parts, strict=True)):
+        if a.text == b.text:  # of several alike, the one in its place is no other's
+            found[k] = k
+        else:
+            left.setdefault(b.text, []).append(k)
+    for k, part in enumerate(parts[0]):
+        if found[k] is None and left.get(part.text):
+            found[k] = left[part.text].pop(0)
     equal = [k for k in found if k is not None]
     if equal == sorted(equal) or 2 * len(equal) < len(found):
         return None

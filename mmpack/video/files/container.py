@@ -28,6 +28,7 @@ MAX_STREAMS = 64
 UNCHECKED = ("hevc",)  # FFmpeg gives pictures of damaged ones and reports nothing
 # With more threads damaged ones give other pictures; HEVC does so at each call.
 ONE_THREAD = ("hevc", "vp8", "mpeg1video", "mpeg2video")
+UNCUT = ("mpegts", "h264")  # packets of no stated size: threads may hide that the last one is cut
 FLV = b"FLV"  # has no streams yet when it is opened, so none to give options to
 
 
@@ -155,7 +156,8 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     context.options = {"max_pixels": str(limits.max_pixels)}
     if context.codec.canonical_name in UNCHECKED:
         context.options |= {"err_detect": "explode"}
-    if context.codec.canonical_name in ONE_THREAD:
+    kind = container.format.name, context.codec.canonical_name
+    if kind[1] in ONE_THREAD or kind == UNCUT:
         threads = 1
     context.thread_count = threads
     context.thread_type = "AUTO" if threads > 1 else "NONE"
