@@ -146,10 +146,12 @@ def _draw_plan(files: Files, plan: Plan, as_json: bool) -> int:
 def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
     """Verdict, causes and findings; samples are in the traces alone."""
     from mmpack.view import png
-    from mmpack.view.parity.page import page
+    from mmpack.view.pages import page
+    from mmpack.view.parity.parts import report_parts
 
     note = "This file holds no samples; `mmpack parity A B --html FILE` draws those, too."
-    html = page(report, drift=drift, note=note) if files.html else None
+    parts = report_parts(report, drift=drift, note=note)
+    html = page("mmpack parity", parts) if files.html else None
     done = files.write(html, png(report, drift=drift) if files.png else None)
     found = {"ok": report.ok, "compared": report.compared, "findings": report.total_findings}
     emit(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmpack.view.parts import Figure, Grid
-from mmpack.view.shapes import Box, Drawing, Stroke, Word
+from mmpack.view.parts import Box, Drawing, Figure, Grid, Shape, Stroke, Word
 
 BARS = 16  # of a histogram, at most
 WIDTH, HIGH, FOOT = 210.0, 60.0, 18.0  # of a histogram: its bars, and the words below
@@ -28,7 +27,7 @@ def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) 
         return _constant(title, len(found), low, left_out)
     count, edges = _counts(found, low, high, whole)
     wide, most = WIDTH / len(count), int(count.max())
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     for k, n in enumerate(count.tolist()):
         about = f"{n} of {_range(edges[k], edges[k + 1], whole)}"
         size = HIGH * n / most
@@ -50,7 +49,7 @@ def _constant(title: str, count: int, value: float, left_out: str) -> Figure:
     """One bar in the middle."""
     caption = f"{_values(count)}, all {said(value)}"
     middle, wide = WIDTH / 2, WIDTH / BARS
-    shapes: list[Box | Stroke | Word] = [
+    shapes: list[Shape] = [
         Box(middle - wide / 2, 0, wide, HIGH, "mm-image", f"{count} of {said(value)} to {said(value)}"),
         Stroke(0, HIGH, WIDTH, HIGH),
         Word(middle, HIGH + 14, said(value), "mm-soft", "middle"),

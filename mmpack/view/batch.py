@@ -14,8 +14,22 @@ from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.spans import MODALITIES
 from mmpack.view.bars import Saved, histogram, saved_bars, saved_rows
 from mmpack.view.forest import forest_drawing, pieces
-from mmpack.view.parts import Figure, Grid, Heading, Key, Line, Part, Table
-from mmpack.view.shapes import MOST, WIDE, Box, Drawing, Stroke, Word
+from mmpack.view.parts import (
+    MOST,
+    WIDE,
+    Box,
+    Drawing,
+    Figure,
+    Grid,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Shape,
+    Table,
+    Word,
+    folded_table,
+)
 
 TEXT, LOSS = 0, len(MODALITIES) + 1  # kinds of tokens: between them those of MODALITIES
 STYLES = ("mm-text", *(f"mm-{name}" for name in MODALITIES), "mm-loss")
@@ -163,7 +177,7 @@ def _forest(batch: Any, tokens: Tokens) -> list[Part]:
     lines = [Line(f"{left_out:,} more segments are not drawn.", soft=True)] if left_out else []
     name = f"{len(parents):,} segments"
     name += f", the first {LISTED}" if len(parents) > LISTED else ""
-    table = Table(("segment", "rows", "continues", "samples that end in it"), rows, name)
+    table = folded_table(name, ("segment", "rows", "continues", "samples that end in it"), rows)
     return [drawing, Line(note, soft=True), *lines, table]
 
 
@@ -174,7 +188,7 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
     names = [_short(name) for name in batch.sample_ids[:shown]]
     left = LETTER * max(map(len, names), default=0) + 12
     scale = (WIDE - left) / max([*batch.token_counts, 1])
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     for b in range(shown):
         y = b * LINE
         shapes.append(Word(0, y + 13, names[b], "mm-soft"))
@@ -208,7 +222,7 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
     name = f"{count:,} samples" + (f", the first {LISTED}" if count > LISTED else "")
     head = ("sample", "group", "tokens", "new rows", "loss tokens", "rewards")
     parts = [Drawing(shapes, LINE * shown, label)]
-    return [*parts, Line(note.strip(), soft=True), Table(head, rows, name)]
+    return [*parts, Line(note.strip(), soft=True), folded_table(name, head, rows)]
 
 
 def _per_sample(flags: np.ndarray, tokens: Tokens) -> np.ndarray:

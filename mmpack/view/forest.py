@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mmpack.view.shapes import MOST, WIDE, Box, Drawing, Stroke, Word
+from mmpack.view.parts import MOST, WIDE, Box, Drawing, Shape, Stroke
 
 TALLEST = 420.0  # of all levels together
 HIGH, LINE, GAP = 18.0, 4.0, 5.0  # of a level: the rows, the line of the loss below, room
@@ -32,7 +32,7 @@ def forest_drawing(
     deepest = max(level, default=0) + 1
     size = min(1.0, TALLEST / (deepest * (HIGH + LINE + GAP)))
     step, scale = size * (HIGH + LINE + GAP), WIDE / max(offsets[-1], 1)
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     drawn = 0
     for g, depth in enumerate(level):
         if len(shapes) > MOST:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mmpack.view.bars import HIGH, WIDTH, histogram, saved_rows
 from mmpack.view.forest import TALLEST, forest_drawing, pieces
-from mmpack.view.shapes import MOST, WIDE, Box, Stroke, svg
+from mmpack.view.pages import svg
+from mmpack.view.parts import MOST, WIDE, Box, Stroke
 
 FLOATS = st.floats(width=64)
 WHOLE = st.integers(-(2**40), 2**40)

@@ -15,23 +15,15 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.schema.sample import Sample
+from mmpack.view.figures import light_colours
 from mmpack.view.media import finder
 from mmpack.view.parity.frame_viewer import FrameViewer
-from mmpack.view.trace.drawing import Sheet
+from mmpack.view.sheet import Sheet
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
 from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
-from mmpack.view.trace.screens import (
-    arrow_head,
-    at_edge,
-    cells,
-    label_place,
-    new_marks,
-    new_media,
-    pixels_of,
-    shape_of,
-)
+from mmpack.view.trace.screens import cells, new_marks, new_media, pixels_of, shape_of
 from mmpack.view.trace.texts import texts_of, visible
 
 if TYPE_CHECKING:
@@ -42,9 +34,10 @@ SCREEN_HIGH, SCREEN_WIDE, SCREENS = 210.0, 320.0, 3  # of a screen; how many of 
 BAR, LINE = 22, 22  # heights of the bar of tokens and of a line of text
 LINES = 4  # of text of a row
 PAPER, INK, SOFT, RULE = "#ffffff", "#1b2129", "#56616d", "#d8dee5"
-COLOURS = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038", "#5a6100")
+_LIGHT = light_colours("trace.css")
+COLOURS = tuple(_LIGHT[name] for name in ROLES)
 MARKS = {"region": "#ff7aa2", "target": "#35d6ff", "action": "#ffd633"}
-SCORES = {"reward": "#0b6b33", "cost": "#a5221b", "verdict": INK}
+SCORES = {"reward": _LIGHT["good"], "cost": _LIGHT["bad"], "verdict": INK}
 
 
 def figure(
@@ -249,19 +242,16 @@ def _lines(
 def _draw_mark(
     sheet: Sheet, at: tuple[float, float], width: float, height: float, mark: Mark
 ) -> None:
-    points = [at_edge(point, width, height) for point in mark.points]
-    shifted = [(x + at[0], y + at[1]) for x, y in points]
+    placed = mark.placed(width, height)
+    left, top = placed.x + at[0], placed.y + at[1]
     for colour, wide in ((INK, 4.0), (MARKS[mark.role], 1.8)):
-        dashed = mark.role == "target" and colour != INK
         if mark.shape == "box":
-            (x0, y0), (x1, y1) = shifted
-            corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
-            sheet.line(corners, colour, wide, dashed)
+            right, bottom = left + placed.width, top + placed.height
+            corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+            sheet.line(corners, colour, wide, dashed=mark.role == "target" and colour != INK)
             continue
-        sheet.ring(shifted[0], 7, colour, wide)
-        if mark.shape == "path":
-            sheet.line(shifted, colour, wide)
-            for stroke in arrow_head(shifted):
-                sheet.line(list(stroke), colour, wide)
-    x, y = label_place(mark, points, width, height)
+        sheet.ring((left, top), 7, colour, wide)
+        for line in placed.lines:
+            sheet.line([(x + at[0], y + at[1]) for x, y in line], colour, wide)
+    x, y = placed.label
     sheet.outlined(at[0] + x, at[1] + y - 12, mark.letter, 13, MARKS[mark.role], INK)

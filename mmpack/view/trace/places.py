@@ -20,6 +20,18 @@ REACH = 0.18  # of the picture: the length of a scroll's arrow
 
 
 @dataclass(frozen=True)
+class PlacedMark:
+    """A mark on a drawing, in its units; points outside lie at its edge."""
+
+    x: float  # of the click, or of a box's upper left corner
+    y: float
+    width: float  # of a box
+    height: float
+    lines: list[list[Point]]  # of a path: itself, and the two strokes of its head
+    label: Point  # where its letter begins
+
+
+@dataclass(frozen=True)
 class Mark:
     """Something drawn on a medium."""
 
@@ -35,6 +47,40 @@ class Mark:
     def outside(self) -> bool:
         """Whether a point lies beyond the picture (a pixel's rounding aside)."""
         return any(not (-2e-3 <= v <= 1 + 2e-3) for point in self.points for v in point)
+
+    def placed(self, width: float, height: float) -> PlacedMark:
+        """The mark on a drawing of this size."""
+        points = [
+            (min(max(x, 0.0), 1.0) * width, min(max(y, 0.0), 1.0) * height) for x, y in self.points
+        ]
+        (x, y), (x1, y1) = points[0], points[-1]
+        lines = [points, *_head(points)] if self.shape == "path" else []
+        wide, high = max(x1 - x, 1.0), max(y1 - y, 1.0)
+        return PlacedMark(x, y, wide, high, lines, self._label(points, width, height))
+
+    def _label(self, points: list[Point], width: float, height: float) -> Point:
+        """Where the letter begins: above a box, to the right of a click; within the drawing.
+
+        A point of a region is mostly that of a click: its letter stands lower, so that "1" and "r0" don't read "10".
+        """
+        (x, y), room = points[0], 7.0 * len(self.letter) + 5
+        if self.shape == "box":
+            x = points[1][0] - room + 4 if self.role == "target" else x + 1
+            y = y - 4 if y > 16 else points[1][1] + 13
+        else:
+            x = x + 11 if x + 11 + room < width else x - 11 - room
+            y = y - 8 if self.role == "action" else y + 16
+        return min(max(x, 2.0), max(width - room, 2.0)), min(max(y, 12.0), height - 3)
+
+
+def _head(points: list[Point], length: float = 10.0) -> list[list[Point]]:
+    """Two strokes from the last point of a path backwards."""
+    (x0, y0), (x1, y1) = points[-2], points[-1]
+    angle = math.atan2(y1 - y0, x1 - x0)
+    return [
+        [(x1, y1), (x1 - length * math.cos(angle + turn), y1 - length * math.sin(angle + turn))]
+        for turn in (0.5, -0.5)
+    ]
 
 
 def marks_of(sample: Sample) -> list[Mark]:

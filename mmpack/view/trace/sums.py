@@ -11,21 +11,20 @@ from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample
 from mmpack.view.bars import histogram, saved_bars, saved_rows
 from mmpack.view.forest import forest_drawing
-from mmpack.view.parts import Figure, Grid, Heading, Line, Part, Table, written
-from mmpack.view.tags import Markup, tag
+from mmpack.view.parts import Figure, Grid, Heading, Line, Part, Table
 from mmpack.view.trace.roles import ROLES, roles_of
 
 OF_ROLE = tuple(f"mm-of {name}" for name in ROLES)  # the class of each role on a page of samples
 NAMED = 8  # names of rewards and costs that have a histogram
 
 
-def sums(samples: Sequence[Sample]) -> Markup:
-    """A part of the page that opens; rows, media and the forest are of the samples that break no rule."""
+def sums(samples: Sequence[Sample]) -> list[Part]:
+    """Figures of the page; rows, media and the forest are of the samples that break no rule."""
     whole = [sample for sample in samples if not any(problems_of(sample))]
     saved = repeated(whole)
     broken = len(samples) - len(whole)
     left = f" {broken} that break rules are left out." if broken else ""
-    parts: list[Part] = [
+    return [
         Grid(figures(samples)),
         Heading("What is repeated, and what sharing saves"),
         saved_bars(saved),
@@ -33,7 +32,6 @@ def sums(samples: Sequence[Sample]) -> Markup:
         Line(f"All samples of this page in one pack.{left}", soft=True),
         *forest(whole),
     ]
-    return tag("details", tag("summary", "Figures"), written(parts), class_="sums")
 
 
 def figures(samples: Sequence[Sample]) -> list[Figure]:

@@ -20,7 +20,7 @@ SCALE = 2  # pixels per unit
 STEP = 800  # units by which the sheet grows
 TALLEST = 16_000  # units
 LETTERS = 1000  # of a line, which is wider than any sheet
-PLAIN = {"×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
+PLAIN = {"Δ": "d", "×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
 DASH = (6.0, 4.0)
 
 Point = tuple[float, float]
