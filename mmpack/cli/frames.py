@@ -253,12 +253,9 @@ def _write_sheet(
 ) -> None:
     from mmpack.video.decoding import decode
     from mmpack.view.contact_sheet import contact_sheet
+    from mmpack.view.figures import figure
 
-    picture = contact_sheet(
-        video.name,
-        _about(info),
-        list(zip(labels, plans, strict=True)),
-        lambda some: decode(str(video), some),
-    )
+    named = list(zip(labels, plans, strict=True))
+    parts = contact_sheet(video.name, _about(info), named, lambda some: decode(str(video), some))
     with replaced(path, "output", ArgumentError) as file:
-        picture.save(file, format="PNG")
+        file.write(figure(parts))

@@ -22,6 +22,7 @@ from mmpack.view.parts import (
     Key,
     Line,
     Part,
+    Picture,
     Ring,
     Stroke,
     Styled,
@@ -32,7 +33,7 @@ from mmpack.view.parts import (
 from mmpack.view.sheet import Sheet
 
 WIDTH, MARGIN = 1080, 40
-ACROSS, GAP = 4, 26.0  # small figures of a line, room between them
+GAP = 26.0  # between small figures of a line
 ROWS = 12  # of a table
 SIZES = {1: 24, 2: 18, 3: 15}  # of headings
 PAPER = "#ffffff"
@@ -62,6 +63,7 @@ COLOURS = light_colours("parts.css")
 INK, SOFT, RULE = COLOURS["fg"], COLOURS["soft"], COLOURS["line"]
 LINES = ("bad", "image", "good", "video")  # colours of curves, in turn
 MEANT = {f"line{k}": COLOURS[name] for k, name in enumerate(LINES)}
+STROKES = {"mm-mean": COLOURS["bad"], "mm-mark": COLOURS["bad"], "mm-rule": RULE}
 MEANT |= {"up": COLOURS["image"], "down": COLOURS["observation"]}
 
 
@@ -135,9 +137,9 @@ def _drawing(sheet: Sheet, part: Drawing) -> None:
 
 
 def _grid(sheet: Sheet, part: Grid) -> None:
-    wide = (WIDTH - 2 * MARGIN - (ACROSS - 1) * GAP) / ACROSS
-    for k in range(0, len(part.figures), ACROSS):
-        row = part.figures[k : k + ACROSS]
+    wide = (WIDTH - 2 * MARGIN - (part.across - 1) * GAP) / part.across
+    for k in range(0, len(part.figures), part.across):
+        row = part.figures[k : k + part.across]
         heights = [
             _small(sheet, figure, MARGIN + i * (wide + GAP), wide) for i, figure in enumerate(row)
         ]
@@ -162,10 +164,7 @@ def _shapes(sheet: Sheet, drawing: Drawing, left: float, top: float, scale: floa
         if isinstance(shape, Stroke):
             ends = [(left + shape.x1 * scale, top + shape.y1 * scale)]
             ends.append((left + shape.x2 * scale, top + shape.y2 * scale))
-            colour = {"mm-mean": COLOURS["bad"], "mm-mark": COLOURS["bad"], "mm-rule": RULE}.get(
-                shape.style, SOFT
-            )
-            sheet.line(ends, colour, 1, dashed=shape.style == "mm-mean")
+            sheet.line(ends, STROKES.get(shape.style, SOFT), 1, dashed=shape.style == "mm-mean")
         elif isinstance(shape, Word):
             _word(sheet, shape, left + shape.x * scale, top + shape.y * scale, scale)
         elif isinstance(shape, Curve):
@@ -175,6 +174,9 @@ def _shapes(sheet: Sheet, drawing: Drawing, left: float, top: float, scale: floa
         elif isinstance(shape, Ring):
             at = (left + shape.x * scale, top + shape.y * scale)
             sheet.ring(at, 6, _fill(sheet, shape.style), 2)
+        elif isinstance(shape, Picture):
+            at = (left + shape.x * scale, top + shape.y * scale)
+            sheet.picture(shape.pixels, at, (shape.width * scale, shape.height * scale))
         elif isinstance(shape, Box) and "mm-hit" not in shape.style:
             _box(sheet, shape, left, top, scale)
 

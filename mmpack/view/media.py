@@ -75,5 +75,5 @@ def thumbnail(
     ratio = min(max(ratio, 1 / most), most)
     width, height = (longest, longest / ratio) if ratio >= 1 else (longest * ratio, longest)
     empty = Box(0, 0, width, height, f"mm-{medium.modality} mm-empty")
-    back = empty if pixels is None else Picture(pixels, longest)
+    back = empty if pixels is None else Picture(pixels, longest, 0, 0, width, height)
     return Drawing([back, *over], height, label, width, fixed=True)

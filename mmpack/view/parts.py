@@ -90,10 +90,14 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Pixels uint8 [h, w, 3] over the whole drawing, sent with at most `longest` CSS pixels a side."""
+    """Pixels uint8 [h, w, 3], sent with at most `longest` CSS pixels a side."""
 
     pixels: np.ndarray
     longest: int
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 Shape = Box | Stroke | Curve | Ring | Word | Lattice | Picture
@@ -179,10 +183,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Grid:
-    """Small figures beside one another; `style`: how wide they are."""
+    """Small figures beside one another; `style`: how wide they are on a page, `across`: of a line of a figure."""
 
     figures: Sequence[Figure]
     style: str = "mm-figures"
+    across: int = 4
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def _around(side: Side, at: int, decode: Decode | None) -> Line:
     after = f"{after}{'…' if at + CONTEXT < len(side) else ''}"
     mark = Styled("│", "mark")
     return Line(
-        [Styled(f"{side.name} ", style="mm-note"), Styled(before, "code"), mark, Styled(after, "code")]
+        [Styled(side.name, style="mm-note mm-side"), Styled(before, "code"), mark, Styled(after, "code")]
     )  # fmt: skip
 
 

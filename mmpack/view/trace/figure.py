@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmpack.errors import require
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.view.figures import light_colours
 from mmpack.view.media import finder
@@ -23,11 +23,11 @@ from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
 from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
-from mmpack.view.trace.screens import cells, new_marks, new_media, pixels_of, shape_of
+from mmpack.view.trace.screens import Look, Screen, new_marks, new_media, pixels_of, screen_of
 from mmpack.view.trace.texts import texts_of, visible
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 WIDTH, MARGIN, GAP = 1440, 36, 18
 SCREEN_HIGH, SCREEN_WIDE, SCREENS = 210.0, 320.0, 3  # of a screen; how many of a sample
@@ -55,11 +55,11 @@ def figure(
     find, frames = finder(media_root, pictures), FrameViewer(media_root, pictures)
     missing: dict[str, str] = {}
 
-    def pixels(medium: Any) -> np.ndarray | None:
+    def look(medium: Medium) -> tuple[np.ndarray | None, float, str]:
         found, why = pixels_of(medium, find, frames)
         if found is None:
             missing[medium.media_id] = why or "no file"
-        return found
+        return found, 0.0 if found is None else found.shape[1] / found.shape[0], why
 
     sheet = Sheet(WIDTH, PAPER)
     heard = any(m.modality == "audio" for sample in samples for m in sample.media)
@@ -70,7 +70,7 @@ def figure(
         sheet.text(x, sheet.y, episode.name, 18, INK)
         sheet.y += 34
         for node in episode.nodes:
-            _band(sheet, node, texts_of(node.sample, tokenizer), pixels)
+            _band(sheet, node, texts_of(node.sample, tokenizer), look)
     out = io.BytesIO()
     sheet.image(sheet.y + MARGIN // 2).save(out, "PNG", optimize=True)
     return out.getvalue(), missing
@@ -101,7 +101,7 @@ def _letter(sheet: Sheet, x: float, y: float, role: int) -> float:
     return x + 18
 
 
-def _band(sheet: Sheet, node: Node, texts: list[str] | None, pixels: Any) -> None:
+def _band(sheet: Sheet, node: Node, texts: list[str] | None, look: Look) -> None:
     """One sample: screens to the left, tokens to the right."""
     sample, top = node.sample, sheet.y
     sheet.rule(MARGIN, WIDTH - MARGIN, top, RULE)
@@ -109,9 +109,9 @@ def _band(sheet: Sheet, node: Node, texts: list[str] | None, pixels: Any) -> Non
     shown = new_media(node, marks)
     x, bottom = float(MARGIN), top
     for index in shown[:SCREENS]:
-        own = [m for m in marks if m.media_index == index]
-        size = _screen(sheet, (x, top + 14), sample, index, own, pixels(sample.media[index]))
-        x, bottom = x + size[0] + GAP, max(bottom, top + 14 + size[1])
+        screen = screen_of(sample, index, marks, look, SCREEN_HIGH, SCREEN_WIDE)
+        _screen(sheet, (x, top + 14), screen)
+        x, bottom = x + screen.width + GAP, max(bottom, top + 14 + screen.height)
         if x > WIDTH / 2:
             break
     left = x if shown else MARGIN
@@ -197,46 +197,22 @@ def _chips(sheet: Sheet, left: float, y: float, scores: Sequence[Placed]) -> flo
 # ---- screens -------------------------------------------------------------------------------------
 
 
-def _screen(
-    sheet: Sheet,
-    at: tuple[float, float],
-    sample: Sample,
-    index: int,
-    marks: Sequence[Mark],
-    pixels: np.ndarray | None,
-) -> tuple[float, float]:
-    """A screen with its marks; its size."""
-    medium = sample.media[index]
-    columns, rows = cells(sample, medium)
-    ratio = shape_of(medium, columns, rows)
-    if pixels is not None:
-        ratio = pixels.shape[1] / pixels.shape[0]
-    ratio = min(max(ratio, 0.2), 5.0)
-    width, height = min(SCREEN_HIGH * ratio, SCREEN_WIDE), min(SCREEN_HIGH, SCREEN_WIDE / ratio)
-    if pixels is None:
-        colour = COLOURS[OF_MODALITY[medium.modality]]
-        sheet.box(
-            (at[0], at[1], at[0] + width, at[1] + height), sheet.mixed(colour, PAPER, 0.12), None
-        )
-        _lines(sheet, at, width, height, columns, rows)
+def _screen(sheet: Sheet, at: tuple[float, float], screen: Screen) -> None:
+    """A screen with its marks."""
+    (x, y), width, height = at, screen.width, screen.height
+    if screen.picture is None:
+        ground = sheet.mixed(COLOURS[OF_MODALITY[screen.modality]], PAPER, 0.12)
+        sheet.box((x, y, x + width, y + height), ground, None)
+        across, down = screen.lattice.places
+        for share in across[1:-1]:
+            sheet.line([(x + share * width, y), (x + share * width, y + height)], RULE, 0.5)
+        for share in down[1:-1]:
+            sheet.line([(x, y + share * height), (x + width, y + share * height)], RULE, 0.5)
     else:
-        picture: Image = require("PIL.Image", "view", "a figure").fromarray(pixels)
-        sheet.picture(picture, at, (width, height))
-    sheet.box((at[0], at[1], at[0] + width, at[1] + height), None, RULE)
-    for mark in marks:
+        sheet.picture(screen.picture, at, (width, height))
+    sheet.box((x, y, x + width, y + height), None, RULE)
+    for mark in screen.marks:
         _draw_mark(sheet, at, width, height, mark)
-    return width, height
-
-
-def _lines(
-    sheet: Sheet, at: tuple[float, float], width: float, height: float, columns: int, rows: int
-) -> None:
-    for k in range(1, columns, max(1, columns // 40)):
-        x = at[0] + k * width / columns
-        sheet.line([(x, at[1]), (x, at[1] + height)], RULE, 0.5)
-    for k in range(1, rows, max(1, rows // 40)):
-        y = at[1] + k * height / rows
-        sheet.line([(at[0], y), (at[0] + width, y)], RULE, 0.5)
 
 
 def _draw_mark(

@@ -120,7 +120,7 @@ def _film(node: Node, album: Album) -> Iterator[tuple[str, str, Screen]]:
     """The screens of a sample, small, each with the address of its figure and what stands below it."""
     marks = new_marks(node)
     for index in new_media(node, marks)[:SHOWN]:
-        screen = screen_of(node.sample, index, marks, album, FILM, 2 * FILM)
+        screen = screen_of(node.sample, index, marks, album.look, FILM, 2 * FILM)
         yield f"s{node.number}m{index}", _seen(node, index), screen
 
 
@@ -164,7 +164,7 @@ def _sample(node: Node, album: Album, tokenizer: Any, longest: int) -> DrawnSamp
         more_problems=len(problems) - PROBLEMS,
         strip=strip,
         left_out=left_out,
-        screens=[screen_of(sample, i, marks, album) for i in shown[:SHOWN]],
+        screens=[screen_of(sample, i, marks, album.look) for i in shown[:SHOWN]],
         more_screens=len(shown) - SHOWN,
         rows=rows(Written(node, texts, scores, logprobs_of(sample), kept_of(sample))),
         fields=list(_fields(sample)),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,10 @@ DENSE = 0.06  # bytes per pixel of a square that a screen takes at least
 CELLS = 48  # grid lines along one side
 
 
+# a medium -> its picture or None, width over height (0: unknown), and what to say about it
+Look = Callable[[Medium], tuple[Any, float, str]]
+
+
 class Album:
     """The pictures of a page. `count`: how many media there are at most, which share the bytes of the page."""
 
@@ -42,7 +47,7 @@ class Album:
         self.addresses: list[str] = []  # of every picture that was looked at
 
     def look(self, medium: Medium) -> tuple[str | None, float, str]:
-        """Id of the picture in the page or None, width over height (0: unknown), and what to say about it."""
+        """See `Look`; the picture is its id in the page."""
         key = f"{medium.cache_key} {medium.content_hash} {medium.source}"
         if key not in self._known:
             pixels, note = pixels_of(medium, self.find, self.frames)
@@ -62,7 +67,7 @@ class Screen:
 
     index: int
     modality: str
-    picture: str | None  # its id in the page
+    picture: Any  # its id in the page, or its pixels in a figure
     width: float
     height: float
     lattice: Lattice
@@ -107,17 +112,17 @@ def screen_of(
     sample: Sample,
     index: int,
     marks: Sequence[Mark],
-    album: Album,
+    look: Look,
     high: float = HEIGHT,
     wide: float = WIDEST,
 ) -> Screen:
     """The picture, or its shape with the grid, with those of the marks that are on it; at most so high and wide."""
     medium = sample.media[index]
     own = [mark for mark in marks if mark.media_index == index]
-    picture, ratio, note = album.look(medium)
+    picture, ratio, note = look(medium)
     columns, rows = cells(sample, medium)
     ratio = min(max(ratio or shape_of(medium, columns, rows), 0.2), 5.0)
-    width, height = round(min(high * ratio, wide)), round(min(high, wide / ratio))
+    width, height = min(high * ratio, wide), min(high, wide / ratio)
     words = "; ".join(f"{m.letter} {m.text}" for m in own)
     label = f"{medium.modality} {index}, {medium.media_id}" + (f": {words}" if words else "")
     if medium.modality == "audio":
