@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.drifts import planted, rollouts
-from test_html import Page, episode, other
+from support.html_page import Page
+from test_html import episode, other
 
 import mmpack as mp
 from mmpack.errors import ArgumentError

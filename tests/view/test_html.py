@@ -4,12 +4,12 @@ import base64
 import hashlib
 import re
 import tracemalloc
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.html_page import Page
 from support.planting.episodes import decode, episode, other, settings
 
 import mmpack as mp
@@ -21,32 +21,6 @@ TRACES = ROOT / "fixtures/causes"
 PICTURES = ROOT / "mmpack/demo/problems/train"
 EVIL = "</style></title><script>evil=1</script><img src=x onerror=evil=1>\x1b[31m\u202e"
 PNG = "data:image/png;base64,"
-VOID = {"meta", "br"}
-
-
-class Page(HTMLParser):
-    """Tags with attributes, texts, and whether tags are closed in order."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text, self.open = [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-    def all(self, name, **attributes):
-        return [a for tag, a in self.tags if tag == name and attributes.items() <= a.items()]
 
 
 def pair(cause):

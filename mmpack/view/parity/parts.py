@@ -90,12 +90,12 @@ def report_parts(
         for name, pair in pairs.items()
     ]
     key = [(f"mm-{k}", "unclaimed placeholder" if k == "placeholder" else k) for k in KINDS]
+    drawn: list[Part] = [Heading("Samples"), Key(key), *cards] if cards else []
     return [
         *_head(report, note),
         *_logprobs([d for d in drifts.values() if isinstance(d, Drift)]),
         *_told_apart(report, drift, samples, train_logprobs),
-        *([Heading("Samples"), Key(key)] if cards else []),
-        *cards,
+        *drawn,
         *_rest(report, [f for f in report.findings if f.sample_id not in pairs]),
     ]
 
