@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, OutputPng, emit, table
+from mmpack.cli.output import JsonOption, OutOption, OutputFile, emit, table
 from mmpack.errors import ArgumentError
 from mmpack.files import replaced
 
@@ -26,7 +26,7 @@ def command(
     video: Path,
     policy: Annotated[list[str], typer.Option()],
     setting: Annotated[list[str] | None, typer.Option("--set")] = None,
-    sheet: OutputPng = None,
+    sheet: OutputFile = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:

@@ -28,16 +28,6 @@ def writable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None)
     return value
 
 
-def writable_png(ctx: typer.Context, param: Any, value: Path | None) -> Path | None:
-    """The same for a figure, whose name says what it is."""
-    if value is not None and value.suffix.lower() != ".png":
-        raise ArgumentError(
-            f"{ctx.info_name}: {param.opts[-1]} {value.name!r:.60} is not a .png file. "
-            "Fix: pass a name ending in .png"
-        )
-    return writable(ctx, param, value)
-
-
 def rewritable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
     """The same for a file that may be an input."""
     ctx.meta.setdefault(REWRITTEN, []).append(value)
@@ -77,7 +67,6 @@ OutOption = Annotated[
     ),
 ]
 OutputFile = Annotated[Path | None, typer.Option(callback=writable)]
-OutputPng = Annotated[Path | None, typer.Option(callback=writable_png)]
 InputFolder = Annotated[Path | None, typer.Option(file_okay=False, exists=True)]
 HtmlOption = Annotated[
     Path | None,

@@ -14,7 +14,6 @@ from mmpack.cli.output import (
     JsonOption,
     OutOption,
     OutputFile,
-    OutputPng,
     emit,
     table,
 )
@@ -42,7 +41,7 @@ def command(
     save: OutputFile = None,
     as_json: JsonOption = False,
     out: OutOption = None,
-    png: OutputPng = None,
+    png: OutputFile = None,
     html: HtmlOption = None,
 ) -> int:
     """Run the same samples through two sides and name the first module and token that differ.

@@ -42,6 +42,12 @@ class Command(TyperCommand):
                     f"{self.name}: {outputs[param.name].name!r:.60} is {read[found]}, which this command reads. "
                     "Fix: write to another file"
                 )
+            path = outputs.get(param.name)
+            if path is not None and param.metavar == "FILE.png" and path.suffix.lower() != ".png":
+                raise ArgumentError(
+                    f"{self.name}: {param.opts[-1]} {path.name!r:.60} is not a .png file. "
+                    "Fix: pass a name ending in .png"
+                )
         refuse_shared(str(self.name), *outputs.values())
         with inputs_kept(read, rewritten):
             return super().invoke(ctx)

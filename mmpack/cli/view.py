@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmpack.cli.output import InputFolder, JsonOption, OutOption, OutputPng, writable
+from mmpack.cli.output import InputFolder, JsonOption, OutOption, OutputFile, writable
 from mmpack.cli.view_files import Files, draw_document, draw_pack, draw_trace
 from mmpack.errors import ArgumentError
 
@@ -15,7 +15,7 @@ from mmpack.errors import ArgumentError
 def command(
     trace: Path,
     html: Annotated[Path | None, typer.Option("-o", "--html", callback=writable)] = None,
-    png: OutputPng = None,
+    png: OutputFile = None,
     pack: bool = False,
     plan: Path | None = None,
     bin: Annotated[int | None, typer.Option(min=0)] = None,
