@@ -12,7 +12,7 @@ import numpy as np
 
 from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.spans import MODALITIES
-from mmpack.view.bars import Saved, histogram, saved_bars, saved_rows
+from mmpack.view.bars import Saved, histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing, pieces
 from mmpack.view.parts import (
     MOST,
@@ -26,7 +26,6 @@ from mmpack.view.parts import (
     Line,
     Part,
     Shape,
-    Table,
     Word,
     folded_table,
 )
@@ -67,10 +66,8 @@ def batch_parts(batch: Any, title: str = "") -> list[Part]:
     parts: list[Part] = [Heading(title, 1) if title else Heading(name, 3), Line(facts)]
     level = 2 if title else 3  # a notebook has headings of its own
     parts += [
-        Heading("What is repeated, and what sharing saves", level),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "in this batch", "saved"), saved_rows(saved)),
-    ]  # fmt: skip
+        *saved_parts(saved, "in this batch", level),
+    ]
     used = [k for k in range(len(STYLES)) if k == TEXT or (tokens.kind == k).any()]
     parts += [
         Heading("Rows" if packed else "Samples", level),
@@ -124,12 +121,8 @@ def figures(batch: Any, tokens: Tokens) -> list[Figure]:
             histogram(seen, "placeholders of a sample"),
             histogram([m.num_patches for m in batch.media], "patches of a medium"),
         ]
-    for kind, lists in (("reward", batch.rewards), ("cost", batch.costs)):
-        named: dict[str, list[float]] = {}
-        for scores in lists:
-            for score in scores:
-                named.setdefault(score.name, []).append(score.value)
-        out += [histogram(values, f"{kind} {name}") for name, values in named.items()]
+    kinds = (("reward", batch.rewards), ("cost", batch.costs))
+    out += score_histograms((kind, s) for kind, lists in kinds for some in lists for s in some)
     columns = {k: v.detach().float().cpu().numpy() for k, v in batch.loss_columns.items()}
     out += [histogram(values, name) for name, values in columns.items() if values.ndim == 1]
     if {"old_logprobs", "rollout_logprobs"} <= columns.keys():

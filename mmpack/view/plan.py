@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.planning.planned import Plan
-from mmpack.view.bars import histogram, said, saved_bars, saved_rows
+from mmpack.view.bars import histogram, said, saved_parts
 from mmpack.view.parts import (
     Box,
     Drawing,
@@ -119,9 +119,7 @@ def _repeated(plan: Plan) -> list[Part]:
         ("patches", stats["patches_padded"], stats["patches"]),
     ]
     parts: list[Part] = [
-        Heading("What is repeated, and what sharing saves"),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "in these micro-batches", "saved"), saved_rows(saved)),
+        *saved_parts(saved, "in these micro-batches"),
     ]
     said_ = f"Padded to rectangles, they would take {stats['rows_padded']:,} rows. "
     if stats["rows_repeated"] or stats["patches_repeated"]:

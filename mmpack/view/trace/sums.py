@@ -9,9 +9,9 @@ import numpy as np
 from mmpack.layout.forest import build_forest
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample
-from mmpack.view.bars import histogram, saved_bars, saved_rows
+from mmpack.view.bars import histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing
-from mmpack.view.parts import Figure, Grid, Heading, Line, Part, Table
+from mmpack.view.parts import Figure, Grid, Heading, Line, Part
 from mmpack.view.trace.roles import ROLES, roles_of
 
 OF_ROLE = tuple(f"mm-of {name}" for name in ROLES)  # the class of each role on a page of samples
@@ -26,9 +26,7 @@ def sums(samples: Sequence[Sample]) -> list[Part]:
     left = f" {broken} that break rules are left out." if broken else ""
     return [
         Grid(figures(samples)),
-        Heading("What is repeated, and what sharing saves"),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "shared", "saved"), saved_rows(saved)),
+        *saved_parts(saved, "shared"),
         Line(f"All samples of this page in one pack.{left}", soft=True),
         *forest(whole),
     ]
@@ -44,12 +42,13 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
     if media:
         out.append(histogram([len(s.media) for s in samples], "media of a sample"))
         out.append(histogram(list(media.values()), "patches of a medium"))
-    named: dict[str, list[float]] = {}
-    for sample in samples:
-        for kind, scores in (("reward", sample.rewards), ("cost", sample.costs)):
-            for score in scores or ():
-                named.setdefault(f"{kind} {score.name}", []).append(score.value)
-    out += [histogram(values, name) for name, values in list(named.items())[:NAMED]]
+    scores = (
+        (kind, score)
+        for s in samples
+        for kind, some in (("reward", s.rewards), ("cost", s.costs))
+        for score in some or ()
+    )
+    out += score_histograms(scores)[:NAMED]
     logprobs = [s.rollout_logprobs for s in samples if s.rollout_logprobs is not None]
     if logprobs:
         out.append(histogram(np.concatenate(logprobs), "rollout's logprob of a loss token"))
