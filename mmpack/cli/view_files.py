@@ -104,10 +104,10 @@ def draw_trace(
     text, data = None, None
     missing: dict[str, str] = {}
     if files.html is not None:
-        text, missing = page(samples, chosen.note, **options)
+        text, missing = page(samples, chosen.note, options)
     if files.png is not None:
         some = choose(samples, "view", limit or FIGURE_LIMIT)
-        data, lacking = figure(some.samples, some.note or chosen.note, **options)
+        data, lacking = figure(some.samples, some.note or chosen.note, options)
         missing |= lacking
     done = files.write(text, data)
     document: dict[str, Any] = {

@@ -100,7 +100,7 @@ def html(
 
     options = checked_options("view.html", media_root, pictures, tokenizer, title)
     chosen = choose(what, "view.html", LIMIT if limit is None else limit)
-    return trace_page(chosen.samples, chosen.note, **options)[0]
+    return trace_page(chosen.samples, chosen.note, options)[0]
 
 
 def _is_batch(what: Any) -> TypeGuard[Batch]:
@@ -174,7 +174,7 @@ def png(
     chosen = choose(
         cast("Iterable[Sample]", what), "view.png", FIGURE_LIMIT if limit is None else limit
     )
-    return trace_figure(chosen.samples, chosen.note, **options)[0]
+    return trace_figure(chosen.samples, chosen.note, options)[0]
 
 
 def drift_png(drift: LogprobDrift, title: str = "Drift of logprobs") -> bytes:

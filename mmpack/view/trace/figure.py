@@ -6,24 +6,19 @@ Sizes are in units of a page of 1,440; a pixel is half a unit. The font is Pillo
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.view.figures import light_colours
-from mmpack.view.media import finder
-from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.sheet import Sheet
+from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
 from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
-from mmpack.view.trace.screens import Look, Screen, new_marks, new_media, pixels_of, screen_of
+from mmpack.view.trace.screens import Look, Pictures, Screen, new_marks, new_media, screen_of
 from mmpack.view.trace.texts import texts_of, visible
 
 if TYPE_CHECKING:
@@ -40,40 +35,23 @@ MARKS = {"region": "#ff7aa2", "target": "#35d6ff", "action": "#ffd633"}
 SCORES = {"reward": _LIGHT["good"], "cost": _LIGHT["bad"], "verdict": INK}
 
 
-def figure(
-    samples: Sequence[Sample],
-    note: str,
-    *,
-    media_root: str | os.PathLike[str] | None,
-    pictures: Mapping[str, np.ndarray] | None,
-    tokenizer: Any,
-    title: str,
-) -> tuple[bytes, dict[str, str]]:
+def figure(samples: Sequence[Sample], note: str, options: Options) -> tuple[bytes, dict[str, str]]:
     """The PNG, and for each medium that is drawn without its picture why. Raises: ArgumentError for a
     figure that is too high, MissingExtraError without Pillow.
     """
-    find, frames = finder(media_root, pictures), FrameViewer(media_root, pictures)
-    missing: dict[str, str] = {}
-
-    def look(medium: Medium) -> tuple[np.ndarray | None, float, str]:
-        found, why = pixels_of(medium, find, frames)
-        if found is None:
-            missing[medium.media_id] = why or "no file"
-        return found, 0.0 if found is None else found.shape[1] / found.shape[0], why
-
-    sheet = Sheet(WIDTH, PAPER)
+    pictures, sheet = Pictures(options), Sheet(WIDTH, PAPER)
     heard = any(m.modality == "audio" for sample in samples for m in sample.media)
-    _top(sheet, title, note, [i for i in range(len(ROLES)) if heard or i != AUDIO])
+    _top(sheet, options.title, note, [i for i in range(len(ROLES)) if heard or i != AUDIO])
     for episode in episodes_of(samples):
         sheet.y += GAP
         x = sheet.text(MARGIN, sheet.y, f"{episode.kind} ", 18, SOFT)
         sheet.text(x, sheet.y, episode.name, 18, INK)
         sheet.y += 34
         for node in episode.nodes:
-            _band(sheet, node, texts_of(node.sample, tokenizer), look)
+            _band(sheet, node, texts_of(node.sample, options.tokenizer), pictures.look)
     out = io.BytesIO()
     sheet.image(sheet.y + MARGIN // 2).save(out, "PNG", optimize=True)
-    return out.getvalue(), missing
+    return out.getvalue(), pictures.missing
 
 
 def _top(sheet: Sheet, title: str, note: str, roles: Sequence[int]) -> None:

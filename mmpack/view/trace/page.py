@@ -7,26 +7,31 @@ there but the keys and the line about one token. `templates/trace.html` writes w
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from mmpack.progress import tracked
 from mmpack.schema.replay_figures import replay_figures
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import REPLAY, Sample
-from mmpack.view.media import finder
 from mmpack.view.pages import Markup, asset, document, template, written
-from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parts import Drawing
 from mmpack.view.strips import sample_strip
+from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Episode, Node, episodes_of
 from mmpack.view.trace.roles import LETTERS, MEANING, ROLES
 from mmpack.view.trace.scores import Placed, placed_scores
-from mmpack.view.trace.screens import FILM, SHOWN, Album, Screen, new_marks, new_media, screen_of
+from mmpack.view.trace.screens import (
+    FILM,
+    SHOWN,
+    Album,
+    Pictures,
+    Screen,
+    new_marks,
+    new_media,
+    screen_of,
+)
 from mmpack.view.trace.sums import OF_ROLE, sums
 from mmpack.view.trace.texts import KEY, texts_of
 from mmpack.view.trace.tokens import Written, kept_of, logprobs_of, rows
@@ -68,24 +73,18 @@ class DrawnSample:
     fields: list[tuple[str, str]]
 
 
-def page(
-    samples: Sequence[Sample],
-    note: str,
-    *,
-    media_root: str | os.PathLike[str] | None,
-    pictures: Mapping[str, np.ndarray] | None,
-    tokenizer: Any,
-    title: str,
-) -> tuple[str, dict[str, str]]:
+def page(samples: Sequence[Sample], note: str, options: Options) -> tuple[str, dict[str, str]]:
     """The page, and for each medium that is drawn without its picture why.
 
-    `note`: a line about what is not in it. `pictures`: content_hash to pixels.
+    `note`: a line about what is not in it.
     """
     count = len({medium.cache_key for sample in samples for medium in sample.media})
-    album = Album(finder(media_root, pictures), FrameViewer(media_root, pictures), count)
-    episodes = [_episode(e, album, tokenizer) for e in tracked(episodes_of(samples), "drawing")]
+    album = Album(Pictures(options), count)
+    episodes = [
+        _episode(e, album, options.tokenizer) for e in tracked(episodes_of(samples), "drawing")
+    ]
     body = template("trace.html").page(
-        title,
+        options.title,
         _facts(samples, episodes),
         note,
         list(zip(LETTERS, ROLES, MEANING, strict=True)),
@@ -93,7 +92,9 @@ def page(
         episodes,
         album.addresses,
     )
-    return document(f"{title} · mmpack view", STYLE, body, asset("trace.js")), album.missing
+    return document(
+        f"{options.title} · mmpack view", STYLE, body, asset("trace.js")
+    ), album.pictures.missing
 
 
 def _facts(samples: Sequence[Sample], episodes: Sequence[DrawnEpisode]) -> str:

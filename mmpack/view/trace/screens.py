@@ -17,9 +17,10 @@ from mmpack.errors import require
 from mmpack.families import FAMILIES
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.view.media import Find
+from mmpack.view.media import finder
 from mmpack.view.parity.frame_viewer import FrameViewer
 from mmpack.view.parts import Lattice
+from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Node
 from mmpack.view.trace.places import Mark, marks_of, system_read
 
@@ -36,13 +37,33 @@ CELLS = 48  # grid lines along one side
 Look = Callable[[Medium], tuple[Any, float, str]]
 
 
+class Pictures:
+    """Pixels of media; `missing`: of those that have none why, by media_id."""
+
+    def __init__(self, options: Options) -> None:
+        self._find = finder(options.media_root, options.pictures)
+        self._frames = FrameViewer(options.media_root, options.pictures)
+        self.missing: dict[str, str] = {}
+
+    def look(self, medium: Medium) -> tuple[np.ndarray | None, float, str]:
+        """See `Look`: the picture, or the frame in the middle of a video."""
+        pixels, note = self._find(medium)
+        if pixels is None and medium.modality == "video":
+            middle = (0 if medium.frame_indices is None else len(medium.frame_indices)) // 2
+            frames, note = self._frames.frames(medium, range(middle, middle + 1))
+            pixels = None if frames is None else frames[0]
+        if pixels is None:
+            self.missing[medium.media_id] = note or "no file"
+            return None, 0.0, note
+        return pixels, pixels.shape[1] / pixels.shape[0], note
+
+
 class Album:
     """The pictures of a page. `count`: how many media there are at most, which share the bytes of the page."""
 
-    def __init__(self, find: Find, frames: FrameViewer, count: int) -> None:
-        self.find, self.frames = find, frames
+    def __init__(self, pictures: Pictures, count: int) -> None:
+        self.pictures = pictures
         self.most = max(TOTAL // max(count, 1), LEAST)
-        self.missing: dict[str, str] = {}  # media_id -> why
         self._known: dict[str, tuple[str | None, float, str]] = {}
         self.addresses: list[str] = []  # of every picture that was looked at
 
@@ -50,12 +71,9 @@ class Album:
         """See `Look`; the picture is its id in the page."""
         key = f"{medium.cache_key} {medium.content_hash} {medium.source}"
         if key not in self._known:
-            pixels, note = pixels_of(medium, self.find, self.frames)
-            name, ratio = None, 0.0
-            if pixels is None:
-                self.missing[medium.media_id] = note or "no file"
-            else:
-                name, ratio = f"p{len(self.addresses)}", pixels.shape[1] / pixels.shape[0]
+            pixels, ratio, note = self.pictures.look(medium)
+            name = None if pixels is None else f"p{len(self.addresses)}"
+            if pixels is not None:
                 self.addresses.append(encoded(pixels, self.most))
             self._known[key] = (name, ratio, note)
         return self._known[key]
@@ -76,16 +94,6 @@ class Screen:
     name: str
     facts: list[str]
     note: str
-
-
-def pixels_of(medium: Medium, find: Find, frames: FrameViewer) -> tuple[np.ndarray | None, str]:
-    """The picture, or the frame in the middle of a video; and what to say about it."""
-    pixels, note = find(medium)
-    if pixels is not None or medium.modality != "video":
-        return pixels, note
-    count = 0 if medium.frame_indices is None else len(medium.frame_indices)
-    found, note = frames.frames(medium, range(count // 2, count // 2 + 1))
-    return (None if found is None else found[0]), note
 
 
 def encoded(pixels: np.ndarray, most: int) -> str:
