@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mmpack.schema.spans import Score
+from mmpack.schema.spans import Cost, Score
 from mmpack.view.parts import Box, Drawing, Figure, Grid, Heading, Part, Shape, Stroke, Table, Word
 
 BARS = 16  # of a histogram, at most
@@ -79,7 +79,7 @@ def saved_parts(saved: Sequence[Saved], here: str, level: int = 2) -> list[Part]
     return [title, Grid(found), Table(("what", "each sample alone", here, "saved"), rows)]
 
 
-def score_histograms(scores: Iterable[tuple[str, Score]]) -> list[Figure]:
+def score_histograms(scores: Iterable[tuple[str, Score | Cost]]) -> list[Figure]:
     """A histogram of each kind and name."""
     named: dict[str, list[float]] = {}
     for kind, score in scores:

@@ -61,10 +61,11 @@ def forest_drawing(
     return Drawing(shapes, deepest * step, label), len(parents) - drawn
 
 
-def pieces(*columns: np.ndarray) -> Iterator[tuple[int, int]]:
-    """[start, stop) where all columns [L] are constant."""
+def pieces(*columns: np.ndarray, start: int = 0) -> Iterator[tuple[int, int]]:
+    """[a, b) where all columns [L] are constant, from `start` on."""
     length = len(columns[0])
     changes = np.zeros(length, bool)
     for column in columns:
         changes[1:] |= column[1:] != column[:-1]
-    yield from pairwise([0, *np.flatnonzero(changes).tolist(), length] if length else [])
+    inner = np.flatnonzero(changes[start + 1 :]) + start + 1
+    yield from pairwise([start, *inner.tolist(), length] if start < length else [])

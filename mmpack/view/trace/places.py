@@ -94,7 +94,7 @@ def marks_of(sample: Sample) -> list[Mark]:
 def _written(sample: Sample) -> Iterator[tuple[Mark, tuple[int, int] | None]]:
     """Marks whose points are as the sample writes them, and the direction of an action."""
     for i, region in enumerate(sample.region_spans or ()):
-        about = (f"r{i}", region.label or "region", "region", region.start)
+        about: Any = (f"r{i}", region.label or "region", "region", region.start)
         yield from ((mark, None) for mark in _of_place(region, region.media_index, about))
     targets: list[Any] = [*(sample.bbox_targets or ()), *(sample.point_targets or ())]
     for i, target in enumerate(targets):
