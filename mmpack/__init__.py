@@ -9,6 +9,7 @@ import importlib
 import logging
 from typing import Any
 
+from mmpack import notebook as _notebook
 from mmpack._version import __version__
 
 _HOME = {
@@ -109,10 +110,10 @@ _ROOMS = (
     "video",
     "view",
 )
-_DRAWN = ("compare", "ParityReport")  # `view` gives what these return its look
 
 __all__ = ["__version__", *sorted([*_MODULE_OF, *_ROOMS])]
 
+_notebook.load_with(lambda: importlib.import_module("mmpack.view"))
 logging.getLogger("mmpack").addHandler(logging.NullHandler())  # who runs it decides what is heard
 
 
@@ -121,8 +122,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"mmpack.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mmpack' has no attribute {name!r}")
-    if name in _DRAWN:
-        importlib.import_module("mmpack.view")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

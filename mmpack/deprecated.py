@@ -80,7 +80,8 @@ def renamed_argument(
     """
 
     def wrap(function: Callable[..., T]) -> Callable[..., T]:
-        if new not in inspect.signature(function).parameters:
+        signature = inspect.signature(function)
+        if new not in signature.parameters:
             raise ArgumentError(
                 f"renamed_argument: {function.__qualname__} has no argument {new}. Fix: name an argument that it has"
             )
@@ -90,12 +91,7 @@ def renamed_argument(
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> T:
             if old in kwargs:
-                if (
-                    new
-                    in inspect.signature(function)
-                    .bind_partial(*args, **_without(kwargs, old))
-                    .arguments
-                ):
+                if new in kwargs or new in signature.bind_partial(*args).arguments:
                     raise ArgumentError(
                         f"{where}: {old} and {new} are the same argument. Fix: pass {new} only"
                     )
@@ -106,10 +102,6 @@ def renamed_argument(
         return wrapped
 
     return wrap
-
-
-def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in kwargs.items() if key != name}
 
 
 def _declare(name: str, instead: str, since: str, removed: str) -> Deprecation:

@@ -1,20 +1,41 @@
-"""How notebooks display an object: `Drawn` has the `_repr_html_`, which loads `mmpack.view` only when called."""
+"""What draws objects that stand below `mmpack.view`: it registers itself, and `mmpack` loads it when first asked."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from html import escape
+from typing import Any
 
 from mmpack.errors import MissingExtraError
+
+_registered: dict[str, Callable[..., Any]] = {}
+_loaders: list[Callable[[], object]] = []
+
+
+def register(**functions: Callable[..., Any]) -> None:
+    """Make functions known that draw: `card` for notebooks, others by name."""
+    _registered.update(functions)
+
+
+def load_with(loader: Callable[[], object]) -> None:
+    """Name what loads the module that registers."""
+    _loaders[:] = [loader]
+
+
+def drawer(name: str) -> Callable[..., Any]:
+    """The function of this name. Raises: MissingExtraError without the packages that it needs."""
+    if name not in _registered:
+        _loaders[0]()
+    return _registered[name]
 
 
 class Drawn:
     """A base that has nothing but its look in a notebook."""
 
     def _repr_html_(self) -> str:
-        """A fragment of HTML; without MarkupSafe the text, and how to get the rest."""
+        """A fragment of HTML; without Jinja2 the text, and how to get the rest."""
         try:
-            cards = importlib.import_module("mmpack.view.cards")
+            return str(drawer("card")(self))
         except MissingExtraError as error:
-            return f"<pre>{escape(repr(self)):.2000}\n{escape(str(error))}</pre>"
-        return str(cards.card(self))
+            text = self.summary() if hasattr(self, "summary") else repr(self)
+            return f"<pre>{escape(text):.2000}\n{escape(str(error))}</pre>"

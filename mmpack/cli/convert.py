@@ -17,26 +17,19 @@ if TYPE_CHECKING:
 
 def command(
     trace: TraceArgument,
-    to: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            callback=writable,
-            help="The trace to write: .jsonl, .jsonl.zst or .parquet.",
-        ),
-    ],
-    schema_version: Annotated[
-        Literal["1", "2"],
-        typer.Option(
-            help="Version of the schema to write; 1 has no room for what the engine did (kept ids, routes, teachers)."
-        ),
-    ] = "2",
+    to: Annotated[Path, typer.Argument(callback=writable)],
+    schema_version: Literal["1", "2"] = "2",
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
     """Write a trace in another version of the schema, or as another type of file.
 
     FILE is written whole or not at all. A sample that does not fit the version is an error; nothing is dropped.
+
+    Args:
+        to [FILE]: The trace to write: .jsonl, .jsonl.zst or .parquet.
+        schema_version: Version of the schema to write; 1 has no room for what the engine did (kept ids, routes,
+            teachers).
     """
     from collections import Counter
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, emit, table, writable
+from mmpack.cli.output import JsonOption, OutOption, OutputFile, emit, table
 from mmpack.errors import ArgumentError
 from mmpack.files import replaced
 
@@ -23,37 +23,27 @@ SHOWN = 100  # frames, on the screen
 
 
 def command(
-    video: Annotated[Path, typer.Argument(metavar="VIDEO", help="A video file.")],
-    policy: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME[:SETTING=VALUE,…]",
-            help="A sampling policy, e.g. qwen_vl_utils or vllm:model=qwen3_vl,fps=4; repeat the option to compare.",
-        ),
-    ],
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="SETTING=VALUE", help="A setting for every policy that has it."
-        ),
-    ] = None,
-    sheet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", callback=writable, help="Write a contact sheet to FILE."),
-    ] = None,
+    video: Path,
+    policy: Annotated[list[str], typer.Option()],
+    setting: Annotated[list[str] | None, typer.Option("--set")] = None,
+    sheet: OutputFile = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Print which frames of a video each policy takes. Exits 1 if they differ."""
+    """Print which frames of a video each policy takes. Exits 1 if they differ.
+
+    Args:
+        video [VIDEO]: A video file.
+        policy [NAME[:SETTING=VALUE,…]]: A sampling policy, e.g. qwen_vl_utils or vllm:model=qwen3_vl,fps=4; repeat
+            the option to compare.
+        setting [SETTING=VALUE]: A setting for every policy that has it.
+        sheet [FILE.png]: Write a contact sheet to FILE.
+    """
     from mmpack.video.choose_frames import sample
     from mmpack.video.compare_plans import differing_fields
     from mmpack.video.info import probe
     from mmpack.video.policies.registry import policy_of
 
-    if sheet is not None and sheet.suffix.lower() != ".png":
-        raise ArgumentError(
-            f"frames: --sheet {sheet.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
-        )
     texts = [_policy(text) for text in policy]
     for name, text in _settings(setting or []).items():
         _set_for_all(texts, name, text)
@@ -253,12 +243,9 @@ def _write_sheet(
 ) -> None:
     from mmpack.video.decoding import decode
     from mmpack.view.contact_sheet import contact_sheet
+    from mmpack.view.figures import figure
 
-    picture = contact_sheet(
-        video.name,
-        _about(info),
-        list(zip(labels, plans, strict=True)),
-        lambda some: decode(str(video), some),
-    )
+    named = list(zip(labels, plans, strict=True))
+    parts = contact_sheet(video.name, _about(info), named, lambda some: decode(str(video), some))
     with replaced(path, "output", ArgumentError) as file:
-        picture.save(file, format="PNG")
+        file.write(figure(parts))

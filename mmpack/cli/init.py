@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,6 +12,7 @@ from mmpack.cli.output import JsonOption, OutOption, emit
 from mmpack.errors import ArgumentError
 from mmpack.files import replaced
 
+Framework = Literal["loop", "trl", "verl", "openrlhf", "vime"]  # who runs the loop
 STARTERS = Path(__file__).parent / "starters"
 NEXT = {  # what to do with the files in the folder `{}`
     "loop": "pip install 'mmpack[smoke]', then: python {}/train.py",
@@ -23,31 +23,19 @@ NEXT = {  # what to do with the files in the folder `{}`
 }
 
 
-class Framework(StrEnum):
-    """Who runs the loop."""
-
-    loop = "loop"
-    trl = "trl"
-    verl = "verl"
-    openrlhf = "openrlhf"
-    vime = "vime"
-
-
 def command(
-    framework: Annotated[
-        Framework,
-        typer.Argument(
-            metavar="FRAMEWORK",
-            help="loop (plain PyTorch), trl (GRPOTrainer), verl (a config), openrlhf or vime (a command).",
-        ),
-    ],
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")
-    ] = Path(),
+    framework: Framework,
+    folder: Annotated[Path, typer.Argument()] = Path(),
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Write the files of a small training loop to start from. Never overwrites a file."""
+    """Write the files of a small training loop to start from. Never overwrites a file.
+
+    Args:
+        framework [FRAMEWORK]: loop (plain PyTorch), trl (GRPOTrainer), verl (a config), openrlhf or vime (a
+            command).
+        folder [DIR]: Where the files go; made if it is not there.
+    """
     sources = sorted(p for p in (STARTERS / framework).iterdir() if p.is_file())
     targets = [folder / source.name for source in sources]
     there = [target for target in targets if target.exists() or target.is_symlink()]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
 from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
@@ -30,13 +29,15 @@ SPANS = (
 
 def command(
     trace: TraceArgument,
-    sample: Annotated[
-        str | None, typer.Option(metavar="ID", help="List the media and spans of this sample.")
-    ] = None,
+    sample: str | None = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Show what a trace holds. Broken rules are counted, and don't change the exit code."""
+    """Show what a trace holds. Broken rules are counted, and don't change the exit code.
+
+    Args:
+        sample [ID]: List the media and spans of this sample.
+    """
     from mmpack.schema.trace import read_trace
 
     samples = tracked(read_trace(trace), "reading")

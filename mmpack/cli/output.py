@@ -60,6 +60,8 @@ OutOption = Annotated[
         "--out", metavar="FILE", callback=writable, help="Write the JSON document to FILE too."
     ),
 ]
+OutputFile = Annotated[Path | None, typer.Option(callback=writable)]
+InputFolder = Annotated[Path | None, typer.Option(file_okay=False, exists=True)]
 HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", metavar="FILE", callback=writable, help="Write a page to FILE too."),

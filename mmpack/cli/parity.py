@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mmpack.cli.ci_formats import FORMATS
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, write_json
+from mmpack.cli.output import (
+    HtmlOption,
+    InputFolder,
+    JsonOption,
+    OutOption,
+    emit,
+    table,
+    write_json,
+)
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
 
@@ -19,63 +26,38 @@ if TYPE_CHECKING:
 
     from mmpack.parity.drift import LogprobDrift
 
+Format = Literal["text", "json", "github", "sarif", "junit"]  # what stdout gets
 SHOWN = 20  # findings, on the screen
 KEPT = 1000  # in the report
 REQUIRE = "input_ids,media,loss_spans"
 
 
-class Format(StrEnum):
-    """What stdout gets."""
-
-    text = "text"
-    json = "json"
-    github = "github"
-    sarif = "sarif"
-    junit = "junit"
-
-
 def command(
-    rollout: Annotated[
-        Path | None, typer.Argument(metavar="A", help="The rollout's trace.")
-    ] = None,
-    train: Annotated[Path | None, typer.Argument(metavar="B", help="The trainer's trace.")] = None,
-    require: Annotated[
-        str,
-        typer.Option(metavar="FIELD,...", help="Fields that both sides must have in every sample."),
-    ] = REQUIRE,
-    max_findings: Annotated[
-        int, typer.Option(min=1, help="How many findings to keep; all are counted.")
-    ] = KEPT,
+    rollout: Annotated[Path | None, typer.Argument()] = None,
+    train: Annotated[Path | None, typer.Argument()] = None,
+    require: str = REQUIRE,
+    max_findings: Annotated[int, typer.Option(min=1)] = KEPT,
     as_json: JsonOption = False,
-    format: Annotated[
-        Format | None,
-        typer.Option(
-            help="text; json, as --json; github: workflow annotations; sarif: a SARIF 2.1.0 log; junit: JUnit XML.",
-        ),
-    ] = None,
+    format: Format | None = None,
     out: OutOption = None,
     html: HtmlOption = None,
-    media_root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            file_okay=False,
-            exists=True,
-            help="Where --html finds pictures and videos.",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A tokenizer's folder or hub name, to show differing tokens as text.",
-        ),
-    ] = None,
+    media_root: InputFolder = None,
+    tokenizer: str | None = None,
 ) -> int:
-    """Compare the layouts of two traces and name the cause of each difference."""
-    if as_json and format not in (None, Format.json):
+    """Compare the layouts of two traces and name the cause of each difference.
+
+    Args:
+        rollout [A]: The rollout's trace.
+        train [B]: The trainer's trace.
+        require [FIELD,...]: Fields that both sides must have in every sample.
+        max_findings: How many findings to keep; all are counted.
+        format: text; json, as --json; github: workflow annotations; sarif: a SARIF 2.1.0 log; junit: JUnit XML.
+        media_root [DIR]: Where --html finds pictures and videos.
+        tokenizer [NAME]: A tokenizer's folder or hub name, to show differing tokens as text.
+    """
+    if as_json and format not in (None, "json"):
         raise typer.BadParameter(f"--json and --format {format} are two formats; pass one.")
-    as_json = as_json or format == Format.json
+    as_json = as_json or format == "json"
     if rollout is None or train is None:
         missing = "A" if rollout is None else "B"
         raise typer.BadParameter(f"Missing argument '{missing}'.")

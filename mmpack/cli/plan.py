@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table, writable
+from mmpack.cli.output import (
+    JsonOption,
+    OutOption,
+    OutputFile,
+    TraceArgument,
+    emit,
+    table,
+)
 from mmpack.progress import tracked
 
 SHOWN = 50  # bins, and ranks, on the screen
@@ -51,84 +58,44 @@ def config_of(path: Path | None) -> dict[str, Any] | None:
 
 def command(
     trace: TraceArgument,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Packed rows per micro-batch, at most. Default: as many as --memory allows."
-        ),
-    ] = None,
-    max_patches: Annotated[
-        int | None, typer.Option(min=0, help="Vision patches per micro-batch, at most.")
-    ] = None,
-    max_samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples per micro-batch, at most.")
-    ] = None,
-    max_loss_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Loss tokens per micro-batch, at most.")
-    ] = None,
-    max_media_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES",
-            help="Bytes of pixels per micro-batch, at most, such as 2GB; each medium counts once.",
-        ),
-    ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks that share the micro-batches.")] = 1,
-    share_prefix: Annotated[
-        bool, typer.Option("--share-prefix", help="Count rows of a shared prefix once.")
-    ] = False,
-    auto_share: Annotated[
-        bool,
-        typer.Option(
-            "--auto-share", help="Share prefixes only in micro-batches where that takes less time."
-        ),
-    ] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CONFIG",
-            help="A model's config.json or its folder, for its cost and for --memory.",
-        ),
-    ] = None,
-    cost: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A cost file that `mmpack.planning.calibrate` saved."),
-    ] = None,
-    keep_groups: Annotated[
-        bool,
-        typer.Option(
-            "--keep-groups", help="Never split a group that fits one micro-batch just for balance."
-        ),
-    ] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES",
-            help="Memory that weights, gradients and optimizer leave free (40GB, 37.5GiB). Shows how many rows "
-            "a pack may have with gradients, and without them, as for old and reference logprobs.",
-        ),
-    ] = None,
-    defer_tail: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Share of the groups, those with the longest samples, to leave for a later plan.",
-        ),
-    ] = 0.0,
-    max_policy_lag: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Leave out samples with a token whose weights are more versions behind."
-        ),
-    ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", callback=writable, help="Write the plan here, for Plan.load."),
-    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    max_patches: Annotated[int | None, typer.Option(min=0)] = None,
+    max_samples: Annotated[int | None, typer.Option(min=1)] = None,
+    max_loss_tokens: Annotated[int | None, typer.Option(min=0)] = None,
+    max_media_bytes: str | None = None,
+    ranks: Annotated[int, typer.Option(min=1)] = 1,
+    share_prefix: bool = False,
+    auto_share: bool = False,
+    model: Path | None = None,
+    cost: Path | None = None,
+    keep_groups: bool = False,
+    memory: str | None = None,
+    defer_tail: Annotated[float, typer.Option(min=0)] = 0.0,
+    max_policy_lag: Annotated[int | None, typer.Option(min=0)] = None,
+    save: OutputFile = None,
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
-    """Plan micro-batches; show how full they are and how evenly they load the ranks."""
+    """Plan micro-batches; show how full they are and how evenly they load the ranks.
+
+    Args:
+        max_tokens: Packed rows per micro-batch, at most. Default: as many as --memory allows.
+        max_patches: Vision patches per micro-batch, at most.
+        max_samples: Samples per micro-batch, at most.
+        max_loss_tokens: Loss tokens per micro-batch, at most.
+        max_media_bytes [BYTES]: Bytes of pixels per micro-batch, at most, such as 2GB; each medium counts once.
+        ranks: Ranks that share the micro-batches.
+        share_prefix: Count rows of a shared prefix once.
+        auto_share: Share prefixes only in micro-batches where that takes less time.
+        model [CONFIG]: A model's config.json or its folder, for its cost and for --memory.
+        cost [FILE]: A cost file that `mmpack.planning.calibrate` saved.
+        keep_groups: Never split a group that fits one micro-batch just for balance.
+        memory [BYTES]: Memory that weights, gradients and optimizer leave free (40GB, 37.5GiB). Shows how many rows
+            a pack may have with gradients, and without them, as for old and reference logprobs.
+        defer_tail: Share of the groups, those with the longest samples, to leave for a later plan.
+        max_policy_lag: Leave out samples with a token whose weights are more versions behind.
+        save [FILE]: Write the plan here, for Plan.load.
+    """
     from mmpack.planning.cost import CostModel
     from mmpack.planning.plan import plan
     from mmpack.schema.trace import read_trace

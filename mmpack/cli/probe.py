@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit, table, writable
+from mmpack.cli.output import (
+    HtmlOption,
+    InputFolder,
+    JsonOption,
+    OutOption,
+    OutputFile,
+    emit,
+    table,
+)
 from mmpack.errors import ArgumentError
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
@@ -22,70 +30,40 @@ SHOWN = 12  # modules, on the screen
 
 
 def command(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A side: FILE.probe, hf:DIR, tiny:FAMILY, vllm:DIR or python:MODULE:FUNCTION, with "
-            "?layout=…&dtype=…&attached=…&attention=…&temperature=…&kept_ids=…&device=….",
-        ),
-    ],
-    b: Annotated[
-        str | None, typer.Argument(metavar="B", help="The other side; leave it out with --save.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The samples. Default for tiny models: drawn samples."),
-    ] = None,
-    media_root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            file_okay=False,
-            exists=True,
-            help="The folder of the trace's media files.",
-        ),
-    ] = None,
-    draw_pixels: Annotated[
-        bool, typer.Option("--draw-pixels", help="Use noise as pixels, the same every time.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Use only the first N samples.")
-    ] = None,
-    tokens: Annotated[
-        str, typer.Option(metavar="WHICH", help="all, loss, or indices: 0,5,-1.")
-    ] = "all",
-    factor: Annotated[
-        float, typer.Option(help="How far a row may be off, as a multiple of its rounding noise.")
-    ] = 6.0,
-    save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.probe",
-            callback=writable,
-            help="Record A to this file; compare nothing.",
-        ),
-    ] = None,
+    a: str,
+    b: Annotated[str | None, typer.Argument()] = None,
+    trace: Path | None = None,
+    media_root: InputFolder = None,
+    draw_pixels: bool = False,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
+    tokens: str = "all",
+    factor: float = 6.0,
+    save: OutputFile = None,
     as_json: JsonOption = False,
     out: OutOption = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.png", callback=writable, help="Write a figure of the error by layer."
-        ),
-    ] = None,
+    png: OutputFile = None,
     html: HtmlOption = None,
 ) -> int:
-    """Run the same samples through two sides and name the first module and token that differ."""
+    """Run the same samples through two sides and name the first module and token that differ.
+
+    Args:
+        a [A]: A side: FILE.probe, hf:DIR, tiny:FAMILY, vllm:DIR or python:MODULE:FUNCTION, with
+            ?layout=…&dtype=…&attached=…&attention=…&temperature=…&kept_ids=…&device=….
+        b [B]: The other side; leave it out with --save.
+        trace [FILE]: The samples. Default for tiny models: drawn samples.
+        media_root [DIR]: The folder of the trace's media files.
+        draw_pixels: Use noise as pixels, the same every time.
+        limit [N]: Use only the first N samples.
+        tokens [WHICH]: all, loss, or indices: 0,5,-1.
+        factor: How far a row may be off, as a multiple of its rounding noise.
+        save [FILE.probe]: Record A to this file; compare nothing.
+        png [FILE.png]: Write a figure of the error by layer.
+    """
     from mmpack.cli.probe_sides import Sides, parse
 
     specs = [parse(text) for text in (a, b) if text is not None]
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
-    if png is not None and png.suffix.lower() != ".png":
-        raise ArgumentError(
-            f"probe: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
-        )
     require_extra("torch", "torch", "mmpack probe")
     from mmpack.probe import Contract, Record, compare, record, write_record
 

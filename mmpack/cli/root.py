@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import completion
@@ -21,6 +20,7 @@ from mmpack.errors import ArgumentError
 from mmpack.files import Identity, identity, inputs_kept
 
 COMPLETE = "_MMPACK_COMPLETE"
+Shell = Literal["bash", "zsh", "fish"]
 CHECKPOINT = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
@@ -40,6 +40,12 @@ class Command(TyperCommand):
                 raise ArgumentError(
                     f"{self.name}: {outputs[param.name].name!r:.60} is {read[found]}, which this command reads. "
                     "Fix: write to another file"
+                )
+            path = outputs.get(param.name)
+            if path is not None and param.metavar == "FILE.png" and path.suffix.lower() != ".png":
+                raise ArgumentError(
+                    f"{self.name}: {param.opts[-1]} {path.name!r:.60} is not a .png file. "
+                    "Fix: pass a name ending in .png"
                 )
         refuse_shared(str(self.name), *outputs.values())
         with inputs_kept(read):
@@ -61,12 +67,6 @@ def _files(value: Any) -> Iterator[Identity]:
         yield from (found for file in (path, *inside) if (found := identity(file)))
 
 
-class Shell(StrEnum):
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
-
-
 def completes() -> bool:
     """Whether a shell's script runs this process."""
     return bool(os.environ.get(COMPLETE))
@@ -86,12 +86,12 @@ def _version(version: bool) -> None:
 
 def _install(ctx: typer.Context, param: typer.CallbackParam, shell: Shell | None) -> None:
     if shell is not None and not ctx.resilient_parsing:
-        raise typer.Exit(_code(completion.install_callback, ctx, param, str(shell)))
+        raise typer.Exit(_code(completion.install_callback, ctx, param, shell))
 
 
 def _show(ctx: typer.Context, param: typer.CallbackParam, shell: Shell | None) -> None:
     if shell is not None and not ctx.resilient_parsing:
-        raise typer.Exit(_code(completion.show_callback, ctx, param, str(shell)))
+        raise typer.Exit(_code(completion.show_callback, ctx, param, shell))
 
 
 def _code(function: Callable[..., Any], *args: Any) -> int:
@@ -103,27 +103,16 @@ def _code(function: Callable[..., Any], *args: Any) -> int:
 
 
 def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", is_eager=True, callback=_version),
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version)] = False,
     install_completion: Annotated[
-        Shell | None,
-        typer.Option(
-            metavar="SHELL",
-            is_eager=True,
-            callback=_install,
-            help="Make Tab complete commands and options in bash, zsh or fish.",
-        ),
+        Shell | None, typer.Option(is_eager=True, callback=_install)
     ] = None,
-    show_completion: Annotated[
-        Shell | None,
-        typer.Option(
-            metavar="SHELL",
-            is_eager=True,
-            callback=_show,
-            help="Print the script that completes in bash, zsh or fish.",
-        ),
-    ] = None,
+    show_completion: Annotated[Shell | None, typer.Option(is_eager=True, callback=_show)] = None,
 ) -> None:
-    """The options of `mmpack` itself."""
+    """The options of `mmpack` itself.
+
+    Args:
+        version: Show the version.
+        install_completion [SHELL]: Make Tab complete commands and options in bash, zsh or fish.
+        show_completion [SHELL]: Print the script that completes in bash, zsh or fish.
+    """

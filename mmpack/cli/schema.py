@@ -15,24 +15,17 @@ MAX_FILE = 2**24  # bytes
 
 
 def command(
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Print nothing; exit 1 if FILE differs from what would be printed.",
-        ),
-    ] = None,
-    rules: Annotated[
-        bool,
-        typer.Option("--rules", help="Print the page of the rules instead of the JSON schema."),
-    ] = False,
-    action: Annotated[
-        bool, typer.Option("--action", help="Print the JSON schema of an action instead.")
-    ] = False,
+    check: Annotated[Path | None, typer.Option(exists=True, dir_okay=False)] = None,
+    rules: bool = False,
+    action: bool = False,
 ) -> int:
-    """Print the JSON schema of one record of a trace."""
+    """Print the JSON schema of one record of a trace.
+
+    Args:
+        check [FILE]: Print nothing; exit 1 if FILE differs from what would be printed.
+        rules: Print the page of the rules instead of the JSON schema.
+        action: Print the JSON schema of an action instead.
+    """
     from mmpack.schema.generated import rules_markdown, schema_text
     from mmpack.schema.json_schema import action_schema, sample_schema
 

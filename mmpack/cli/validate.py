@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from mmpack.cli.output import JsonOption, OutOption, emit
 from mmpack.cli.problems import problem_document
@@ -16,16 +14,16 @@ KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
 
 def command(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE", help="Traces: .jsonl, .jsonl.zst or .parquet files."),
-    ],
+    traces: list[Path],
     as_json: JsonOption = False,
     out: OutOption = None,
 ) -> int:
     """Check every sample of a trace against the rules. Exits 1 if a rule is broken, or if there are no samples.
 
     Each trace is checked separately; with several, the JSON document has one entry per trace.
+
+    Args:
+        traces [TRACE]: Traces: .jsonl, .jsonl.zst or .parquet files.
     """
     found = {str(trace): _checked(trace) for trace in traces}
     ok = all(document["ok"] for document, _ in found.values())

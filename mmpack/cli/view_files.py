@@ -1,4 +1,4 @@
-"""What `mmpack view` draws beside a trace's own page: a pack of its samples, a plan, a parity report."""
+"""What `mmpack view` draws: a trace, a pack of its samples, a plan, a parity report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmpack.cli.output import check_writable, emit, refuse_shared
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, require
 from mmpack.files import replaced, write_text
 from mmpack.progress import tracked
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 2**30  # bytes
 WRITTEN = "what Plan.save or `mmpack parity --out` wrote"
+MORE = " (there are more: --limit, --sample, --trajectory)"
 TRACES = (".jsonl", ".jsonl.zst", ".parquet", ".json")
 
 
@@ -37,10 +38,6 @@ class Files:
             html = Path(f"{read.name[: len(read.name) - len(kind)] or 'trace'}.html")
             check_writable(html)
             refuse_shared("view", html, out)
-        if png is not None and png.suffix.lower() != ".png":
-            raise ArgumentError(
-                f"view: --png {png.name!r:.60} is not a .png file. Fix: pass a name ending in .png"
-            )
         return cls(read, html, png, out)
 
     def write(self, page: str | None, figure: bytes | None) -> dict[str, str]:
@@ -71,6 +68,66 @@ def draw_document(files: Files, as_json: bool) -> int:
             f"view: {files.read} is neither a plan nor a parity report. Fix: name {WRITTEN}"
         )
     return _draw_plan(files, Plan.load(files.read), as_json)
+
+
+def draw_trace(
+    files: Files,
+    sample: list[str] | None,
+    trajectory: list[str] | None,
+    limit: int | None,
+    media_root: Path | None,
+    tokenizer: str | None,
+    as_json: bool,
+) -> int:
+    """A page of samples, and a figure of the first of them."""
+    from mmpack.schema.trace import read_trace
+    from mmpack.view import FIGURE_LIMIT, LIMIT
+    from mmpack.view.trace.choose import checked_options, choose
+    from mmpack.view.trace.figure import figure
+    from mmpack.view.trace.page import page
+
+    reader = read_trace(files.read)
+    words = None
+    if tokenizer is not None:
+        require("transformers", "hf", "--tokenizer")
+        from mmpack.adapters.transformers.tokenizer import load_tokenizer
+
+        words = load_tokenizer(tokenizer)
+    options = checked_options("view", media_root, None, words, files.read.name)
+    most = limit or max(LIMIT if files.html else 0, FIGURE_LIMIT if files.png else 0)
+    chosen = choose(tracked(reader, "reading"), "view", most, sample or (), trajectory or ())
+    samples = chosen.samples
+    if not samples:
+        raise ArgumentError(
+            f"view: {files.read} holds no samples. Fix: check why its writer wrote none"
+        )
+    text, data = None, None
+    missing: dict[str, str] = {}
+    if files.html is not None:
+        text, missing = page(samples, chosen.note, options)
+    if files.png is not None:
+        some = choose(samples, "view", limit or FIGURE_LIMIT)
+        data, lacking = figure(some.samples, some.note or chosen.note, options)
+        missing |= lacking
+    done = files.write(text, data)
+    document: dict[str, Any] = {
+        "trace": str(files.read),
+        "samples": len(samples),
+        "more_samples": chosen.more,
+        "trajectories": len({s.trajectory_id for s in samples} - {None}),
+        "tokens": sum(map(len, samples)),
+        "loss_tokens": sum(s.num_loss_tokens for s in samples),
+        "html": None,
+        "png": None,
+        **done,
+        "drawn_without_picture": missing,
+    }
+    lines = [f"{len(samples)} samples drawn{MORE if chosen.more else ''}", *done.values()]
+    if missing:
+        name, why = next(iter(missing.items()))
+        lines.append(f"{len(missing)} media without their picture, e.g. {name:.120}: {why:.300}")
+    emit(document, lines, as_json, files.out)
+    return 0
 
 
 def draw_pack(
@@ -109,7 +166,7 @@ def draw_pack(
     }
     document |= {"rows": batch.stats["tokens"], "rows_alone": batch.stats["tokens_unshared"]} | done
     words = f"{len(samples)} samples drawn in {document['rows']:,} rows"
-    words += " (there are more: --limit, --sample, --trajectory)" if more else ""
+    words += MORE if more else ""
     emit(document, [words, *done.values()], as_json, files.out)
     return 0
 
@@ -146,10 +203,12 @@ def _draw_plan(files: Files, plan: Plan, as_json: bool) -> int:
 def _draw_report(files: Files, report: Any, drift: Any, as_json: bool) -> int:
     """Verdict, causes and findings; samples are in the traces alone."""
     from mmpack.view import png
-    from mmpack.view.parity.page import page
+    from mmpack.view.pages import page
+    from mmpack.view.parity.parts import report_parts
 
     note = "This file holds no samples; `mmpack parity A B --html FILE` draws those, too."
-    html = page(report, drift=drift, note=note) if files.html else None
+    parts = report_parts(report, drift=drift, note=note)
+    html = page("mmpack parity", parts) if files.html else None
     done = files.write(html, png(report, drift=drift) if files.png else None)
     found = {"ok": report.ok, "compared": report.compared, "findings": report.total_findings}
     emit(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from mmpack.errors import one_line
+from mmpack.notebook import Drawn, drawer
 from mmpack.parity.fixes import FIXES, UNKNOWN
 from mmpack.parity.frame_difference import FrameDifference
 
@@ -56,7 +57,7 @@ class Finding:
 
 
 @dataclass
-class ParityReport:
+class ParityReport(Drawn):
     """The result of `compare`.
 
     `ok`: samples were compared, all of `require` in each of them, and all that was compared is equal.
@@ -77,9 +78,9 @@ class ParityReport:
     missing: dict[str, int] = field(default_factory=lambda: {"rollout": 0, "train": 0})
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list, repr=False, compare=False)
 
-    # set by `mmpack.view`, which stands above this room
-    to_html: ClassVar[Callable[..., str]]
-    _repr_html_: ClassVar[Callable[..., str]]
+    def to_html(self, *args: Any, **options: Any) -> str:
+        """One self-contained page. Args: those of `mp.view.html` after the report."""
+        return str(drawer("html")(self, *args, **options))
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values, keys in a fixed order."""

@@ -10,11 +10,12 @@ from mmpack.errors import needs
 with needs("torch", __name__):
     import torch  # noqa: F401
 
+from mmpack.notebook import drawer
 from mmpack.probe.compare import compare
 from mmpack.probe.contract import Contract
 from mmpack.probe.record import Record, Recorder, Rows
 from mmpack.probe.record_file import read_record, write_record
-from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport, drawing
+from mmpack.probe.report import First, Kind, ModuleRow, ProbeReport
 from mmpack.probe.side import Side, record, run
 
 __all__ = [
@@ -44,4 +45,4 @@ def chart(
     title: str = "Where two sides part",
 ) -> bytes:
     """Layer × error of one report or several as a PNG, on one scale; its bytes. As `mmpack.view.probe.chart`."""
-    return bytes(drawing().chart(reports, path, labels=labels, title=title))
+    return bytes(drawer("probe_chart")(reports, path, labels=labels, title=title))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmpack.errors import ArgumentError, one_line
+from mmpack.notebook import Drawn, drawer
 from mmpack.probe.contract import Contract
 from mmpack.probe.places import Places
 
@@ -132,7 +132,7 @@ class First:
 
 
 @dataclass(repr=False)
-class ProbeReport:
+class ProbeReport(Drawn):
     """`first` is None where all rows of all modules agree. `modules`: in the order of execution."""
 
     a: str
@@ -200,16 +200,13 @@ class ProbeReport:
 
     def to_html(self, *, others: Sequence[ProbeReport] = (), title: str | None = None) -> str:
         """One self-contained page; `others` are drawn beside it. As `mmpack.view.probe.html`."""
-        return str(drawing().html(self, others=others, title=title))
+        return str(drawer("probe_html")(self, others=others, title=title))
 
     def to_png(self, path: str | os.PathLike[str]) -> None:
         """Layer × error as a figure. As `mmpack.view.probe.chart`."""
         if path is None:
             raise ArgumentError("probe.to_png: path is None. Fix: pass a name ending in .png")
-        drawing().chart([self], path)
-
-    def _repr_html_(self) -> str:
-        return str(drawing().notebook(self))
+        drawer("probe_chart")([self], path)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -227,11 +224,6 @@ class ProbeReport:
             "notes": self.notes,
             "command": self.command,
         }
-
-
-def drawing() -> Any:
-    """`mmpack.view.probe`, which stands above this room: loaded when something is drawn."""
-    return importlib.import_module("mmpack.view.probe")
 
 
 def _plain(value: Any) -> Any:

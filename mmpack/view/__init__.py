@@ -1,6 +1,5 @@
-"""HTML pages and PNG figures of mmpack's objects. `mp.compare` imports this room, so that notebooks show its reports.
+"""HTML pages and PNG figures of mmpack's objects, and their look in notebooks, which is registered here.
 
-`ParityReport` is below this room in the import order: it declares `to_html` and `_repr_html_`, which are set here.
 What draws is loaded on first use: it needs optional packages.
 """
 
@@ -9,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from mmpack.errors import ArgumentError, MissingExtraError, kind_of
+from mmpack.errors import ArgumentError, kind_of
+from mmpack.notebook import register
 from mmpack.parity.report import ParityReport
 from mmpack.planning.planned import Plan
 
@@ -62,7 +61,7 @@ def html(
         drift: of a report: the drift of all samples (`parity.drift_traces.trace_drift`); if not given, that of the
             samples drawn is told apart.
 
-    Raises: ArgumentError for another `what`, and for an option that is not of it; MissingExtraError without MarkupSafe,
+    Raises: ArgumentError for another `what`, and for an option that is not of it; MissingExtraError without Jinja2,
     and without Pillow where pictures are drawn.
 
     Example:
@@ -77,23 +76,19 @@ def html(
     """
     if isinstance(what, ParityReport):
         _refuse("a report", tokenizer=tokenizer, title=title, limit=limit)
-        from mmpack.view.parity.page import page
+        from mmpack.view.pages import page
+        from mmpack.view.parity.parts import report_parts
 
-        return page(
-            what,
-            media_root=media_root,
-            known=pictures,
-            decode=decode,
-            train_logprobs=train_logprobs,
-            drift=_checked_drift(drift, "view.html"),
-        )
+        checked = _checked_drift(drift, "view.html")
+        parts = report_parts(what, media_root, pictures, decode, train_logprobs, checked)
+        return page("mmpack parity", parts)
     if isinstance(what, Plan) or _is_batch(what):
         of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
         of_report = {"decode": decode, "train_logprobs": train_logprobs, "drift": drift}
         _refuse(_kind(what), **of_samples, **of_report, limit=limit)
-        from mmpack.view.pages import page as parts_page
+        from mmpack.view.pages import page
 
-        return parts_page(*_parts(what, title))
+        return page(*_parts(what, title))
     if not isinstance(what, Iterable) or isinstance(what, (str, bytes, Mapping)):
         raise ArgumentError(
             f"view.html: what to draw is {kind_of(what)}, expected samples, a batch, a ParityReport or a Plan. "
@@ -105,7 +100,7 @@ def html(
 
     options = checked_options("view.html", media_root, pictures, tokenizer, title)
     chosen = choose(what, "view.html", LIMIT if limit is None else limit)
-    return trace_page(chosen.samples, chosen.note, **options)[0]
+    return trace_page(chosen.samples, chosen.note, options)[0]
 
 
 def _is_batch(what: Any) -> TypeGuard[Batch]:
@@ -161,24 +156,25 @@ def png(
     of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
     if isinstance(what, ParityReport):
         _refuse("a report", "view.png", **of_samples, title=title, limit=limit)
-        from mmpack.view.parity.figure import report_parts
-        from mmpack.view.parts_figure import figure as parts_figure
+        from mmpack.view.figures import figure
+        from mmpack.view.parity.parts import FIGURE_CARDS, report_parts
 
-        return parts_figure(report_parts(what, _checked_drift(drift, "view.png")))
+        checked = _checked_drift(drift, "view.png")
+        return figure(report_parts(what, drift=checked, samples=FIGURE_CARDS))
     if isinstance(what, Plan) or _is_batch(what):
         _refuse(_kind(what), "view.png", **of_samples, limit=limit, drift=drift)
-        from mmpack.view.parts_figure import figure as parts_figure
+        from mmpack.view.figures import figure
 
-        return parts_figure(_parts(what, title)[1])
+        return figure(_parts(what, title)[1])
     _refuse("samples", "view.png", drift=drift)
     from mmpack.view.trace.choose import checked_options, choose
-    from mmpack.view.trace.figure import figure
+    from mmpack.view.trace.figure import figure as trace_figure
 
     options = checked_options("view.png", media_root, pictures, tokenizer, title)
     chosen = choose(
         cast("Iterable[Sample]", what), "view.png", FIGURE_LIMIT if limit is None else limit
     )
-    return figure(chosen.samples, chosen.note, **options)[0]
+    return trace_figure(chosen.samples, chosen.note, options)[0]
 
 
 def drift_png(drift: LogprobDrift, title: str = "Drift of logprobs") -> bytes:
@@ -195,13 +191,14 @@ def drift_png(drift: LogprobDrift, title: str = "Drift of logprobs") -> bytes:
         >>> mp.view.drift_png(logprob_drift([sample], [rolled + 0.5]))[:8]
         b'\\x89PNG\\r\\n\\x1a\\n'
     """
-    from mmpack.view.parity.drift_figure import drift_figure
+    from mmpack.view.figures import figure
+    from mmpack.view.parity.drift import drift_figure
 
     if _checked_drift(drift, "view.drift_png") is None:
         raise ArgumentError("view.drift_png: drift is None. Fix: pass what logprob_drift returns")
     if not isinstance(title, str):
         raise ArgumentError(f"view.drift_png: title is {kind_of(title)}. Fix: pass a str")
-    return drift_figure(drift, title)
+    return figure(drift_figure(drift, title))
 
 
 def _checked_drift(drift: LogprobDrift | None, what: str) -> LogprobDrift | None:
@@ -221,14 +218,22 @@ def _refuse(what: str, where: str = "view.html", /, **options: Any) -> None:
             raise ArgumentError(f"{where}: {name} is no option for {what}. Fix: leave it out")
 
 
-def _notebook(report: ParityReport) -> str:
-    """What a notebook shows; where the package for HTML is missing, the summary and how to get the rest."""
-    try:
-        from mmpack.view.parity.page import fragment
-    except MissingExtraError as error:
-        return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
-    return fragment(report)
+def _card(what: Any) -> str:
+    from mmpack.view.cards import card
+
+    return card(what)
 
 
-ParityReport.to_html = html
-ParityReport._repr_html_ = _notebook
+def _probe_html(*args: Any, **options: Any) -> str:
+    from mmpack.view.probe import html
+
+    return html(*args, **options)
+
+
+def _probe_chart(*args: Any, **options: Any) -> bytes:
+    from mmpack.view.probe import chart
+
+    return chart(*args, **options)
+
+
+register(card=_card, html=html, probe_html=_probe_html, probe_chart=_probe_chart)

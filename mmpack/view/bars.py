@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mmpack.view.parts import Figure, Grid
-from mmpack.view.shapes import Box, Drawing, Stroke, Word
+from mmpack.schema.spans import Cost, Score
+from mmpack.view.parts import Box, Drawing, Figure, Grid, Heading, Part, Shape, Stroke, Table, Word
 
 BARS = 16  # of a histogram, at most
 WIDTH, HIGH, FOOT = 210.0, 60.0, 18.0  # of a histogram: its bars, and the words below
@@ -28,7 +28,7 @@ def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) 
         return _constant(title, len(found), low, left_out)
     count, edges = _counts(found, low, high, whole)
     wide, most = WIDTH / len(count), int(count.max())
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     for k, n in enumerate(count.tolist()):
         about = f"{n} of {_range(edges[k], edges[k + 1], whole)}"
         size = HIGH * n / most
@@ -50,7 +50,7 @@ def _constant(title: str, count: int, value: float, left_out: str) -> Figure:
     """One bar in the middle."""
     caption = f"{_values(count)}, all {said(value)}"
     middle, wide = WIDTH / 2, WIDTH / BARS
-    shapes: list[Box | Stroke | Word] = [
+    shapes: list[Shape] = [
         Box(middle - wide / 2, 0, wide, HIGH, "mm-image", f"{count} of {said(value)} to {said(value)}"),
         Stroke(0, HIGH, WIDTH, HIGH),
         Word(middle, HIGH + 14, said(value), "mm-soft", "middle"),
@@ -59,26 +59,32 @@ def _constant(title: str, count: int, value: float, left_out: str) -> Figure:
     return Figure(title, drawing, caption + left_out)
 
 
-def saved_bars(saved: Sequence[Saved]) -> Grid:
-    """Of each count what is left of it, within what each sample alone would take."""
+def saved_parts(saved: Sequence[Saved], here: str, level: int = 2) -> list[Part]:
+    """Of each count what is left of it, within what each sample alone would take; `here`: the name of a column."""
     found = []
-    for name, alone, here in saved:
-        most = max(alone, here, 1)
+    for name, alone, count in saved:
+        most = max(alone, count, 1)
+        about = f"{name}, each sample alone: {alone:,}"
         shapes = [
-            Box(0, 0, WIDTH * alone / most, 14, "mm-room", f"{name}, each sample alone: {alone:,}"),
-            Box(0, 0, WIDTH * here / most, 14, "mm-image", f"{name} here: {here:,}"),
-        ]  # fmt: skip
-        label = f"{name}: {here:,}, of each sample alone {alone:,}"
-        found.append(Figure(name, Drawing(shapes, 14, label, WIDTH), f"{here:,} of {alone:,}"))
-    return Grid(found)
-
-
-def saved_rows(saved: Sequence[Saved]) -> list[tuple[str, str, str, str]]:
-    """The same as lines of a table: name, alone, here, and which share is saved."""
-    return [
-        (name, f"{alone:,}", f"{here:,}", f"{1 - here / alone:.1%}" if alone else "–")
-        for name, alone, here in saved
+            Box(0, 0, WIDTH * alone / most, 14, "mm-room", about),
+            Box(0, 0, WIDTH * count / most, 14, "mm-image", f"{name} here: {count:,}"),
+        ]
+        label = f"{name}: {count:,}, of each sample alone {alone:,}"
+        found.append(Figure(name, Drawing(shapes, 14, label, WIDTH), f"{count:,} of {alone:,}"))
+    rows = [
+        (name, f"{alone:,}", f"{count:,}", f"{1 - count / alone:.1%}" if alone else "–")
+        for name, alone, count in saved
     ]
+    title = Heading("What is repeated, and what sharing saves", level)
+    return [title, Grid(found), Table(("what", "each sample alone", here, "saved"), rows)]
+
+
+def score_histograms(scores: Iterable[tuple[str, Score | Cost]]) -> list[Figure]:
+    """A histogram of each kind and name."""
+    named: dict[str, list[float]] = {}
+    for kind, score in scores:
+        named.setdefault(f"{kind} {score.name}", []).append(score.value)
+    return [histogram(values, name) for name, values in named.items()]
 
 
 def said(value: float) -> str:

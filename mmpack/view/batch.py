@@ -12,10 +12,23 @@ import numpy as np
 
 from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.spans import MODALITIES
-from mmpack.view.bars import Saved, histogram, saved_bars, saved_rows
+from mmpack.view.bars import Saved, histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing, pieces
-from mmpack.view.parts import Figure, Grid, Heading, Key, Line, Part, Table
-from mmpack.view.shapes import MOST, WIDE, Box, Drawing, Stroke, Word
+from mmpack.view.parts import (
+    MOST,
+    WIDE,
+    Box,
+    Drawing,
+    Figure,
+    Grid,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Shape,
+    Word,
+    folded_table,
+)
 
 TEXT, LOSS = 0, len(MODALITIES) + 1  # kinds of tokens: between them those of MODALITIES
 STYLES = ("mm-text", *(f"mm-{name}" for name in MODALITIES), "mm-loss")
@@ -53,10 +66,8 @@ def batch_parts(batch: Any, title: str = "") -> list[Part]:
     parts: list[Part] = [Heading(title, 1) if title else Heading(name, 3), Line(facts)]
     level = 2 if title else 3  # a notebook has headings of its own
     parts += [
-        Heading("What is repeated, and what sharing saves", level),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "in this batch", "saved"), saved_rows(saved)),
-    ]  # fmt: skip
+        *saved_parts(saved, "in this batch", level),
+    ]
     used = [k for k in range(len(STYLES)) if k == TEXT or (tokens.kind == k).any()]
     parts += [
         Heading("Rows" if packed else "Samples", level),
@@ -110,12 +121,8 @@ def figures(batch: Any, tokens: Tokens) -> list[Figure]:
             histogram(seen, "placeholders of a sample"),
             histogram([m.num_patches for m in batch.media], "patches of a medium"),
         ]
-    for kind, lists in (("reward", batch.rewards), ("cost", batch.costs)):
-        named: dict[str, list[float]] = {}
-        for scores in lists:
-            for score in scores:
-                named.setdefault(score.name, []).append(score.value)
-        out += [histogram(values, f"{kind} {name}") for name, values in named.items()]
+    kinds = (("reward", batch.rewards), ("cost", batch.costs))
+    out += score_histograms((kind, s) for kind, lists in kinds for some in lists for s in some)
     columns = {k: v.detach().float().cpu().numpy() for k, v in batch.loss_columns.items()}
     out += [histogram(values, name) for name, values in columns.items() if values.ndim == 1]
     if {"old_logprobs", "rollout_logprobs"} <= columns.keys():
@@ -163,7 +170,7 @@ def _forest(batch: Any, tokens: Tokens) -> list[Part]:
     lines = [Line(f"{left_out:,} more segments are not drawn.", soft=True)] if left_out else []
     name = f"{len(parents):,} segments"
     name += f", the first {LISTED}" if len(parents) > LISTED else ""
-    table = Table(("segment", "rows", "continues", "samples that end in it"), rows, name)
+    table = folded_table(name, ("segment", "rows", "continues", "samples that end in it"), rows)
     return [drawing, Line(note, soft=True), *lines, table]
 
 
@@ -174,7 +181,7 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
     names = [_short(name) for name in batch.sample_ids[:shown]]
     left = LETTER * max(map(len, names), default=0) + 12
     scale = (WIDE - left) / max([*batch.token_counts, 1])
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     for b in range(shown):
         y = b * LINE
         shapes.append(Word(0, y + 13, names[b], "mm-soft"))
@@ -208,7 +215,7 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
     name = f"{count:,} samples" + (f", the first {LISTED}" if count > LISTED else "")
     head = ("sample", "group", "tokens", "new rows", "loss tokens", "rewards")
     parts = [Drawing(shapes, LINE * shown, label)]
-    return [*parts, Line(note.strip(), soft=True), Table(head, rows, name)]
+    return [*parts, Line(note.strip(), soft=True), folded_table(name, head, rows)]
 
 
 def _per_sample(flags: np.ndarray, tokens: Tokens) -> np.ndarray:

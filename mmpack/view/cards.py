@@ -1,26 +1,26 @@
-"""What a notebook shows of a sample, a plan, a batch or a loss."""
+"""What a notebook shows of a sample, a plan, a batch, a loss or a report."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from mmpack.parity.report import ParityReport
 from mmpack.planning.planned import Plan
 from mmpack.schema.sample import Sample
 from mmpack.view.batch import batch_parts
-from mmpack.view.parity.style import STYLE
-from mmpack.view.parts import Heading, Key, Line, Part, Table, written
+from mmpack.view.pages import fragment
+from mmpack.view.parts import Heading, Key, Line, Part, Table
 from mmpack.view.plan import short_parts
 from mmpack.view.strips import BY_MODALITY, sample_strip
-from mmpack.view.tags import Markup, tag
 from mmpack.view.trace.roles import ROLES, roles_of
 
 
-def card(what: Any) -> Markup:
+def card(what: Any) -> str:
     """A fragment for a notebook.
 
-    Raises: MissingExtraError without MarkupSafe.
+    Raises: MissingExtraError without Jinja2.
     """
-    return tag("div", Markup(f"<style>{STYLE}</style>"), written(_parts(what)), class_="mmpack")
+    return fragment(_parts(what))
 
 
 def _parts(what: Any) -> list[Part]:
@@ -28,7 +28,17 @@ def _parts(what: Any) -> list[Part]:
         return _sample(what)
     if isinstance(what, Plan):
         return short_parts(what)
-    return _loss(what) if hasattr(what, "metrics") else batch_parts(what)
+    if isinstance(what, ParityReport):
+        from mmpack.view.parity.parts import report_parts
+
+        return report_parts(what)
+    if hasattr(what, "metrics"):
+        return _loss(what)
+    if hasattr(what, "modules"):  # a ProbeReport, without loading torch to ask
+        from mmpack.view.probe.parts import report_parts as probe_parts
+
+        return probe_parts([what])
+    return batch_parts(what)
 
 
 def _sample(sample: Sample) -> list[Part]:

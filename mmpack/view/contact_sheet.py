@@ -1,26 +1,32 @@
-"""A contact sheet: the frames that each plan takes, with their numbers and times, as one picture."""
+"""A contact sheet: the frames that each plan takes, with their numbers and times, as parts of a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmpack.errors import require
 from mmpack.video.frame_plan import FramePlan
+from mmpack.view.parts import (
+    WIDE,
+    Box,
+    Drawing,
+    Figure,
+    Grid,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Picture,
+    Shape,
+)
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-WIDTH, MARGIN, GAP, SHOWN = 1440, 32, 12, 64  # pixels; frames shown per plan
-COLUMNS = 8
-_DECODED_AT_ONCE = 16
-_HEAD, _CAPTION = 84, 26  # heights of a band's head, and of the caption of a frame
-_NARROWEST = 96  # a caption needs as much
-_PAPER, _INK, _QUIET, _LINE, _STRIP, _MARK = (
-    "#ffffff", "#16181d", "#6b7280", "#d8dce3", "#eef0f4", "#d9480f"
-)  # fmt: skip
+SHOWN, ACROSS = 64, 8  # frames shown per plan, and of a line
+STRIP = 10.0  # height of a timeline
+DECODED_AT_ONCE = 16
+LONGEST = 240  # pixels of a thumbnail's longer side: upright ones are as high as others are wide
+MARK = "mm-down"  # of frames that not every plan takes
 
 
 def contact_sheet(
@@ -28,49 +34,26 @@ def contact_sheet(
     about: str,
     plans: Sequence[tuple[str, FramePlan]],
     frames_of: Callable[[list[int]], np.ndarray],
-) -> Image:
-    """RGB picture: one band per plan, frames in order; a frame that another plan does not take is marked.
+) -> list[Part]:
+    """One band per plan, frames in order; a frame that another plan does not take is marked.
 
     Args: `title`, `about`: lines at the top. `plans`: (label, plan). `frames_of`: frame numbers to uint8 [n, h, w, 3].
     Raises: MissingExtraError without Pillow.
     """
-    image = require("PIL.Image", "view", "a contact sheet")
-    draw = require("PIL.ImageDraw", "view", "a contact sheet")
-    fonts = _fonts()
-    bands = [(label, plan, _shown(plan)) for label, plan in plans]
-    thumb = _thumb_size(plans[0][1].source_size)
-    thumbs = _thumbs(sorted({i for _, _, some in bands for _, i in some}), frames_of, thumb)
+    thumbs = _thumbs(sorted({i for _, plan in plans for _, i in _shown(plan)}), frames_of)
     common = set.intersection(*(set(plan.indices) for _, plan in plans))
-    row = thumb[1] + _CAPTION
-    cell = max(thumb[0], _NARROWEST)
-    columns = (WIDTH - 2 * MARGIN + GAP) // (cell + GAP)
-    heights = [_HEAD + -(-len(some) // columns) * (row + GAP) + 16 for _, _, some in bands]
-    sheet = image.new("RGB", (WIDTH, 104 + sum(heights) + MARGIN // 2), _PAPER)
-    pen = draw.Draw(sheet)
-    pen.text((MARGIN, 26), title, _INK, fonts["title"])
-    pen.text((MARGIN, 62), _written(about), _QUIET, fonts["text"])
+    parts: list[Part] = [Heading(title, 1), Line(about, soft=True)]
     if len(plans) > 1:
-        _legend(pen, fonts)
-    top = 104
-    for (label, plan, some), height in zip(bands, heights, strict=True):
-        _header(pen, fonts, top, label, plan, len(some))
-        _timeline(pen, top + 62, plan, common)
-        for n, (k, index) in enumerate(some):
-            x = MARGIN + n % columns * (cell + GAP)
-            y = top + _HEAD + n // columns * (row + GAP)
-            unshared = index not in common
-            slot = (x + (cell - thumb[0]) // 2, y)
-            sheet.paste(thumbs[index], slot)
-            _frame(pen, slot, thumb, unshared)
-            _caption(pen, fonts, (x, y + thumb[1] + 6), cell, index, plan.timestamps[k], unshared)
-        top += height
-    return sheet
-
-
-def _fonts() -> dict[str, Any]:
-    font = require("PIL.ImageFont", "view", "a contact sheet")
-    sizes = {"title": 26, "name": 20, "text": 16, "small": 14}
-    return {name: font.load_default(size) for name, size in sizes.items()}
+        parts.append(Key([(MARK, "frames that not every plan takes")]))
+    for label, plan in plans:
+        shown = _shown(plan)
+        frames = [
+            _frame(thumbs[i], i, plan.timestamps[k], "" if i in common else MARK) for k, i in shown
+        ]
+        summary = Line(_summary(plan, len(shown)), soft=True)
+        grid = Grid(frames, across=ACROSS)
+        parts += [Heading(label, 2), summary, _timeline(plan, common), grid]
+    return parts
 
 
 def _shown(plan: FramePlan) -> list[tuple[int, int]]:
@@ -81,45 +64,40 @@ def _shown(plan: FramePlan) -> list[tuple[int, int]]:
     return [(k, plan.indices[k]) for k in places]
 
 
-def _thumb_size(size: tuple[int, int]) -> tuple[int, int]:
-    """COLUMNS fit beside each other; upright frames are as high as others are wide."""
-    width, height = size
-    most = (WIDTH - 2 * MARGIN - (COLUMNS - 1) * GAP) // COLUMNS
-    scale = most / max(size)
-    return max(1, round(width * scale)), max(1, round(height * scale))
-
-
 def _thumbs(
-    indices: list[int], frames_of: Callable[[list[int]], np.ndarray], size: tuple[int, int]
-) -> dict[int, Image]:
+    indices: list[int], frames_of: Callable[[list[int]], np.ndarray]
+) -> dict[int, np.ndarray]:
     image = require("PIL.Image", "view", "a contact sheet")
     out = {}
-    for start in range(0, len(indices), _DECODED_AT_ONCE):
-        some = indices[start : start + _DECODED_AT_ONCE]
+    for start in range(0, len(indices), DECODED_AT_ONCE):
+        some = indices[start : start + DECODED_AT_ONCE]
         for index, frame in zip(some, frames_of(some), strict=True):
-            out[index] = image.fromarray(frame).resize(size, image.Resampling.LANCZOS)
+            small = image.fromarray(frame)
+            small.thumbnail((LONGEST, LONGEST), image.Resampling.LANCZOS)
+            out[index] = np.asarray(small)
     return out
 
 
-def _header(
-    pen: Any, fonts: dict[str, Any], top: int, label: str, plan: FramePlan, shown: int
-) -> None:
-    pen.line([(MARGIN, top), (WIDTH - MARGIN, top)], _LINE, 1)
-    pen.text((MARGIN, top + 12), label, _INK, fonts["name"])
-    pen.text((MARGIN, top + 38), _written(_summary(plan, shown)), _QUIET, fonts["small"])
+def _frame(pixels: np.ndarray, index: int, seconds: float, mark: str) -> Figure:
+    """The frame in the middle of its place, with a bar above it where it is marked."""
+    height, width = pixels.shape[:2]
+    place = max(height, width)
+    left, bar = (place - width) / 2, place / 30
+    shapes: list[Shape] = [Picture(pixels, LONGEST, left, bar, width, height)]
+    if mark:
+        shapes.append(Box(left, 0, width, bar, mark))
+    drawing = Drawing(shapes, height + bar, f"frame {index}", place)
+    return Figure(str(index), drawing, f"{seconds:.2f} s")
 
 
-def _timeline(pen: Any, y: int, plan: FramePlan, common: set[int]) -> None:
+def _timeline(plan: FramePlan, common: set[int]) -> Drawing:
     """The whole clip from left to right, one tick per frame."""
-    pen.rectangle([MARGIN, y, WIDTH - MARGIN, y + 9], fill=_STRIP)
     span = max(1, plan.total_frames - 1)
+    shapes: list[Shape] = [Box(0, 0, WIDE, STRIP, "mm-room")]
     for index in plan.indices:
-        x = MARGIN + round(index / span * (WIDTH - 2 * MARGIN - 3))
-        pen.rectangle([x, y, x + 2, y + 9], fill=_QUIET if index in common else _MARK)
-
-
-def _written(text: str) -> str:
-    return text.replace("×", "x")  # Pillow's own font has none
+        style = "mm-image" if index in common else MARK
+        shapes.append(Box(index / span * (WIDE - 3), 0, 3, STRIP, style))
+    return Drawing(shapes, STRIP, f"{plan.num_frames} frames of {plan.total_frames}")
 
 
 def _summary(plan: FramePlan, shown: int) -> str:
@@ -128,44 +106,10 @@ def _summary(plan: FramePlan, shown: int) -> str:
     if shown < plan.num_frames:
         frames += f", {shown} shown"
     t, h, w = plan.grid_thw
-    parts = [
-        frames,
-        f"{plan.size[0]} × {plan.size[1]} px",
-        f"grid {t} × {h} × {w}",
-        f"{plan.num_tokens:,} tokens",
-    ]
+    size = f"{plan.size[0]} × {plan.size[1]} px"
+    parts = [frames, size, f"grid {t} × {h} × {w}", f"{plan.num_tokens:,} tokens"]
     if plan.second_per_grid_ts is not None:
         parts.append(f"{plan.second_per_grid_ts:.4g} s per temporal patch")
     if plan.fps_assumed:
         parts.append(f"{plan.fps:.4g} fps assumed")
     return "  ·  ".join(parts)
-
-
-def _legend(pen: Any, fonts: dict[str, Any]) -> None:
-    text = "frames that not every plan takes"
-    width = pen.textlength(text, fonts["small"])
-    x, y = WIDTH - MARGIN - width - 24, 64
-    pen.rectangle([x, y + 1, x + 16, y + 13], outline=_MARK, width=2)
-    pen.text((x + 24, y - 1), text, _QUIET, fonts["small"])
-
-
-def _frame(pen: Any, at: tuple[int, int], size: tuple[int, int], unshared: bool) -> None:
-    (x, y), (width, height) = at, size
-    if unshared:
-        pen.rectangle([x - 2, y - 2, x + width + 1, y + height + 1], outline=_MARK, width=2)
-    else:
-        pen.rectangle([x - 1, y - 1, x + width, y + height], outline=_LINE, width=1)
-
-
-def _caption(
-    pen: Any,
-    fonts: dict[str, Any],
-    at: tuple[int, int],
-    width: int,
-    index: int,
-    seconds: float,
-    unshared: bool,
-) -> None:
-    font, time = fonts["small"], f"{seconds:.2f} s"
-    pen.text(at, f"{index}", _MARK if unshared else _INK, font)
-    pen.text((at[0] + width - pen.textlength(time, font), at[1]), time, _QUIET, font)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mmpack.view.shapes import MOST, WIDE, Box, Drawing, Stroke, Word
+from mmpack.view.parts import MOST, WIDE, Box, Drawing, Shape, Stroke
 
 TALLEST = 420.0  # of all levels together
 HIGH, LINE, GAP = 18.0, 4.0, 5.0  # of a level: the rows, the line of the loss below, room
@@ -32,7 +32,7 @@ def forest_drawing(
     deepest = max(level, default=0) + 1
     size = min(1.0, TALLEST / (deepest * (HIGH + LINE + GAP)))
     step, scale = size * (HIGH + LINE + GAP), WIDE / max(offsets[-1], 1)
-    shapes: list[Box | Stroke | Word] = []
+    shapes: list[Shape] = []
     drawn = 0
     for g, depth in enumerate(level):
         if len(shapes) > MOST:
@@ -61,10 +61,11 @@ def forest_drawing(
     return Drawing(shapes, deepest * step, label), len(parents) - drawn
 
 
-def pieces(*columns: np.ndarray) -> Iterator[tuple[int, int]]:
-    """[start, stop) where all columns [L] are constant."""
+def pieces(*columns: np.ndarray, start: int = 0) -> Iterator[tuple[int, int]]:
+    """[a, b) where all columns [L] are constant, from `start` on."""
     length = len(columns[0])
     changes = np.zeros(length, bool)
     for column in columns:
         changes[1:] |= column[1:] != column[:-1]
-    yield from pairwise([0, *np.flatnonzero(changes).tolist(), length] if length else [])
+    inner = np.flatnonzero(changes[start + 1 :]) + start + 1
+    yield from pairwise([start, *inner.tolist(), length] if start < length else [])

@@ -17,6 +17,7 @@ from mmpack.errors import MissingExtraError, MmpackError, require
 from mmpack.layout.fingerprint import content_hash
 from mmpack.processors.images import rgb_pixels
 from mmpack.schema.media import Medium
+from mmpack.view.parts import Box, Drawing, Lattice, Picture
 
 # a medium -> uint8 [h, w, 3] or None, and what to say about it
 Find = Callable[[Medium], tuple[np.ndarray | None, str]]
@@ -52,3 +53,27 @@ def data_uri(pixels: np.ndarray, longest: int) -> str:
     image.thumbnail((2 * longest, 2 * longest))
     image.save(out, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def thumbnail(
+    medium: Medium,
+    pixels: np.ndarray | None,
+    longest: int,
+    label: str,
+    ratio: float,
+    most: float,
+    *over: Lattice,
+) -> Drawing:
+    """The pixels, else the shape of a medium, under the shapes `over`.
+
+    `ratio`: width over height where neither pixels nor the medium say it; `most`: how far from square it is drawn.
+    """
+    if pixels is not None:
+        ratio = pixels.shape[1] / pixels.shape[0]
+    elif medium.size is not None and min(medium.size) > 0:
+        ratio = medium.size[0] / medium.size[1]
+    ratio = min(max(ratio, 1 / most), most)
+    width, height = (longest, longest / ratio) if ratio >= 1 else (longest * ratio, longest)
+    empty = Box(0, 0, width, height, f"mm-{medium.modality} mm-empty")
+    back = empty if pixels is None else Picture(pixels, longest, 0, 0, width, height)
+    return Drawing([back, *over], height, label, width, fixed=True)

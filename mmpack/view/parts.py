@@ -1,49 +1,174 @@
-"""What a page is made of: headings, lines, tables, keys, drawings and small figures beside one another.
+"""What pages and figures are made of, as data: texts, tables, drawings and what holds them.
 
-A page and a figure are made of the same parts: HTML by `written`, PNG by `parts_figure.figure`.
+`pages.written` makes HTML of them and `figures.figure` a PNG. A drawing's shapes are in units of its own; a shape's
+`style` is a class of the page's style sheet, whose colours the figure has too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from mmpack.view.shapes import Drawing, scrolled, svg
-from mmpack.view.tags import Markup, joined, table, tag
+import numpy as np
+
+WIDE = 1000.0  # of a drawing that is as wide as the page
+MOST = 4000  # shapes of one drawing; whoever draws more says how much is left out
+
+
+@dataclass(frozen=True)
+class Box:
+    """`about`: what is said when it is pointed at. `round`: radius of its corners."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    about: str = ""
+    round: float = 0
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A straight line; dashed where its style is `mm-mean`."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    style: str = "mm-axis"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points joined by straight lines; `dashed` ones are thinner."""
+
+    points: Sequence[tuple[float, float]]
+    style: str
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A small circle around a point."""
+
+    x: float
+    y: float
+    style: str
+
+
+@dataclass(frozen=True)
+class Word:
+    """Text whose base line is at `y`; `anchor`: what of it is at `x`: start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    style: str = ""
+    anchor: str = "start"
+    size: int = 12
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Lines between `columns` × `rows` cells over the whole drawing, at most `most` along a side."""
+
+    columns: int
+    rows: int
+    most: int
+
+    @property
+    def places(self) -> tuple[list[float], list[float]]:
+        """Where its lines lie, of width and of height, from 0 to 1."""
+        x, y = (
+            [k / n for k in (*range(0, n, max(-(-n // self.most), 1)), n)]
+            for n in (self.columns, self.rows)
+        )
+        return x, y
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """Pixels uint8 [h, w, 3], sent with at most `longest` CSS pixels a side."""
+
+    pixels: np.ndarray
+    longest: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+Shape = Box | Stroke | Curve | Ring | Word | Lattice | Picture
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """`label`: for who can't see it. `fixed`: drawn in its own size, else as wide as what holds it.
+
+    One without words is as high as it says on any page, however narrow.
+    """
+
+    shapes: Sequence[Shape]
+    height: float
+    label: str
+    width: float = WIDE
+    fixed: bool = False
+    style: str = ""
+
+    @property
+    def scales(self) -> bool:
+        """Whether its height goes with its width."""
+        return self.fixed or any(isinstance(s, Word | Ring) for s in self.shapes)
+
+
+@dataclass(frozen=True)
+class Styled:
+    """Text set apart: `kind` is b, code, mark, span or small."""
+
+    text: Any
+    kind: str = "span"
+    style: str = ""
 
 
 @dataclass(frozen=True)
 class Heading:
-    """`level`: 1 of the page, 2 or 3 of a part. `verdict`: `good` or `bad`."""
+    """`level`: 1 of the page, 2 or 3 of a part. `verdict`: `good` or `bad`. `tags`: words behind it."""
 
     text: str
     level: int = 2
     verdict: str = ""
+    tags: Sequence[Styled] = ()
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text; `soft`: beside the point."""
+    """A line of text, or of texts; `soft`: beside the point."""
 
-    text: str
+    text: str | Sequence[str | Styled]
     soft: bool = False
+
+    @property
+    def texts(self) -> Sequence[str | Styled]:
+        return [self.text] if isinstance(self.text, str) else self.text
 
 
 @dataclass(frozen=True)
 class Table:
-    """`folded`: the word that opens it; a figure has no such tables."""
+    """Its cells are texts, numbers, Styled or small drawings."""
 
     head: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
-    folded: str = ""
+    style: str = ""
 
 
 @dataclass(frozen=True)
 class Key:
-    """Styles of boxes, and what each stands for."""
+    """Styles of boxes, or of curves, and what each stands for."""
 
     entries: Sequence[tuple[str, str]]
+    curves: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,47 +178,55 @@ class Figure:
     title: str
     drawing: Drawing
     caption: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Small figures beside one another."""
+    """Small figures beside one another; `style`: how wide they are on a page, `across`: of a line of a figure."""
 
     figures: Sequence[Figure]
+    style: str = "mm-figures"
+    across: int = 4
 
 
-Part = Heading | Line | Table | Key | Drawing | Grid
+@dataclass(frozen=True)
+class Card:
+    """Parts with a frame around them."""
+
+    parts: Sequence[Part]
 
 
-def written(parts: Iterable[Part]) -> Markup:
-    """The parts as HTML."""
-    return joined(map(_written, parts))
+@dataclass(frozen=True)
+class Folded:
+    """Parts behind a word that opens them; not in a figure. `title` "": on the page at once, not in a figure."""
+
+    title: str
+    parts: Sequence[Part]
+    open: bool = False
 
 
-def key(entries: Iterable[tuple[str, str]]) -> Markup:
-    """Each style as a small box with its name."""
-    found = []
-    for style, name in entries:
-        box = tag("rect", width=10, height=10, class_=style)
-        found.append(tag("span", tag("svg", box, view_box="0 0 10 10"), name))
-    return tag("div", *found, class_="mm-key")
+@dataclass(frozen=True)
+class Cell:
+    """A token: its text, what lies below, what it is; `about`: what is said when it is pointed at; None: a head."""
+
+    text: str
+    style: str = ""
+    about: str | None = None
+    below: str = ""
 
 
-def _written(part: Part) -> Markup:
-    if isinstance(part, Drawing):
-        return scrolled(part)
-    if isinstance(part, Key):
-        return key(part.entries)
-    if isinstance(part, Heading):
-        return tag(f"h{part.level}", part.text, class_=part.verdict or None)
-    if isinstance(part, Line):
-        return tag("p", part.text, class_="mm-note" if part.soft else None)
-    if isinstance(part, Grid):
-        return tag("div", *map(_figure, part.figures), class_="mm-figures")
-    found = table(part.head, list(part.rows), label=part.folded or None)
-    return tag("details", tag("summary", part.folded), found) if part.folded else found
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens beside one another, a row per side below a row of their numbers; not in a figure."""
+
+    label: str
+    rows: Sequence[Sequence[Cell]] = field(default_factory=list)
 
 
-def _figure(figure: Figure) -> Markup:
-    said = tag("p", tag("b", figure.title), f" {figure.caption}")
-    return tag("div", svg(figure.drawing), said)
+Part = Heading | Line | Table | Key | Drawing | Grid | Card | Folded | Tokens
+
+
+def folded_table(title: str, head: tuple[str, ...], rows: Sequence[Sequence[Any]]) -> Folded:
+    """A table behind its title."""
+    return Folded(title, [Table(head, rows)])

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.planning.planned import Plan
-from mmpack.view.bars import histogram, said, saved_bars, saved_rows
-from mmpack.view.parts import Grid, Heading, Key, Line, Part, Table
-from mmpack.view.shapes import Box, Drawing, Stroke, Word
+from mmpack.view.bars import histogram, said, saved_parts
+from mmpack.view.parts import (
+    Box,
+    Drawing,
+    Grid,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Shape,
+    Stroke,
+    Table,
+    Word,
+    folded_table,
+)
 
 WIDTH, LANE, LABEL = 1000.0, 74.0, 78.0
 END = 96.0  # to the right of the lanes: their cost
@@ -53,7 +65,7 @@ def plan_parts(plan: Plan, title: str = "plan") -> list[Part]:
         Heading("Micro-batches"),
         Grid(_histograms(plan)),
         _bins(plan),
-        Table(("figure of Plan.stats", "value"), single, folded="all figures"),
+        folded_table("all figures", ("figure of Plan.stats", "value"), single),
         *_dropped(plan),
     ]
 
@@ -107,9 +119,7 @@ def _repeated(plan: Plan) -> list[Part]:
         ("patches", stats["patches_padded"], stats["patches"]),
     ]
     parts: list[Part] = [
-        Heading("What is repeated, and what sharing saves"),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "in these micro-batches", "saved"), saved_rows(saved)),
+        *saved_parts(saved, "in these micro-batches"),
     ]
     said_ = f"Padded to rectangles, they would take {stats['rows_padded']:,} rows. "
     if stats["rows_repeated"] or stats["patches_repeated"]:
@@ -150,11 +160,9 @@ def _lanes(plan: Plan) -> Drawing:
     return Drawing(shapes, height, label)
 
 
-def _lane(
-    plan: Plan, at: int, rank: list[int], loads: list[float], most: float
-) -> list[Box | Stroke | Word]:
+def _lane(plan: Plan, at: int, rank: list[int], loads: list[float], most: float) -> list[Shape]:
     top, x = at * LANE, LABEL
-    shapes: list[Box | Stroke | Word] = [Word(0, top + LANE / 2, f"rank {at}", "mm-soft")]
+    shapes: list[Shape] = [Word(0, top + LANE / 2, f"rank {at}", "mm-soft")]
     for b in rank:
         width = ROOM * (plan.bin_costs[b] / most)
         if width:
@@ -166,7 +174,7 @@ def _lane(
     return shapes
 
 
-def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Stroke | Word]:
+def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Shape]:
     held = dict(
         zip(KINDS, (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]), strict=True)
     )
@@ -176,7 +184,7 @@ def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Str
     about = ", ".join(f"{count:,} {kind}" for kind, count in held.items())
     about = f"micro-batch {b}: {samples} samples, {about}, cost {plan.bin_costs[b]:.6g}"
     frame = Box(x, y, max(width - 1, 0.5), LANE - 8, "mm-box", about, 3)
-    shapes: list[Box | Stroke | Word] = [frame]
+    shapes: list[Shape] = [frame]
     words = width >= READABLE
     if words:
         heads = (
@@ -196,7 +204,7 @@ def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Box | Str
     return shapes
 
 
-def _bins(plan: Plan) -> Table:
+def _bins(plan: Plan) -> Part:
     """All micro-batches; the last but one: rows over what one may hold."""
     rank_of = {b: rank for rank, bins in enumerate(plan.ranks) for b in bins}
     rows_of_all, fill = sum(plan.bin_rows), plan.stats.get("fill")
@@ -208,7 +216,7 @@ def _bins(plan: Plan) -> Table:
         + (f"{plan.bin_rows[b] * share:.1%}" if share else "–", f"{plan.bin_costs[b]:.4g}")
         for b, members in enumerate(plan.bins[:ROWS])
     ]
-    return Table(head, rows, folded=_first("micro-batch", "micro-batches", len(plan.bins)))
+    return folded_table(_first("micro-batch", "micro-batches", len(plan.bins)), head, rows)
 
 
 def _said(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from mmpack.view.shapes import MOST, WIDE, Box, Drawing
+from mmpack.view.parts import MOST, WIDE, Box, Drawing
 from mmpack.view.trace.roles import ROLES, Roles, Row, rows_of
 
 HIGH, LINE = 18.0, 4.0  # of the strip, of the line below

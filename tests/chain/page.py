@@ -6,9 +6,8 @@ from chain.compare import DIRECTIONS, Row
 from chain.report import ChainReport
 from chain.stages import STAGES
 
-from mmpack.view.document import document
-from mmpack.view.parity.style import STYLE
-from mmpack.view.tags import Markup, joined, table, tag
+from mmpack.view import pages
+from mmpack.view.parts import Heading, Line, Part, Styled, Table
 
 WORDS = {"forward": "forward", "backward": "gradients to activations", "weights": "to weights"}
 
@@ -18,33 +17,32 @@ def page(report: ChainReport) -> str:
 
     Raises: MissingExtraError without MarkupSafe.
     """
-    return document("The chain", STYLE, _body(report))
+    return pages.page("The chain", _parts(report))
 
 
-def _body(report: ChainReport) -> Markup:
+def _parts(report: ChainReport) -> list[Part]:
     verdict, *lines = report.lines()
     setting = ", ".join(f"{name} {value}" for name, value in report.setting.items())
-    maps = [
-        part
-        for direction in DIRECTIONS
-        for part in (tag("h2", WORDS[direction].capitalize()), _map(report, direction))
+    maps: list[Part] = []
+    for direction in DIRECTIONS:
+        maps += [Heading(WORDS[direction].capitalize()), _map(report, direction)]
+    legend = (
+        "= equal, bit for bit; a number: the largest difference in units in the last place of the largest value, "
+        "within the contract; ✗: beyond it; –: not run."
+    )
+    return [
+        Heading("The chain", 1),
+        Line([Styled(verdict, style="good" if report.ok else "bad")]),
+        Line(setting, soft=True),
+        *map(Line, lines),
+        Line(legend, soft=True),
+        *maps,
+        Heading("Rows"),
+        Table(*report.table()),
     ]
-    return joined(
-        [
-            tag("h1", "The chain"),
-            tag("p", tag("span", verdict, class_="good" if report.ok else "bad")),
-            tag("p", setting, class_="mm-note"),
-            *(tag("p", line) for line in lines),
-            tag("p", "= equal, bit for bit; a number: the largest difference in units in the last place of the "
-                "largest value, within the contract; ✗: beyond it; –: not run.", class_="mm-note"),
-            *maps,
-            tag("h2", "Rows"),
-            table(*report.table()),
-        ]
-    )  # fmt: skip
 
 
-def _map(report: ChainReport, direction: str) -> Markup:
+def _map(report: ChainReport, direction: str) -> Table:
     """Stages, and behind each the kinds of its weights, by runs."""
     chosen = [r for r in report.rows if r.direction == direction]
     rows = {(r.axis, r.value, r.kind or r.stage): r for r in chosen}
@@ -53,13 +51,13 @@ def _map(report: ChainReport, direction: str) -> Markup:
     names = dict.fromkeys(r.kind or r.stage for r in chosen)
     head = ("stage", *(f"{axis} {value}".strip() for axis, value in runs))
     body = [(name, *(_cell(rows.get((*run, name))) for run in runs)) for name in names]
-    return table(head, body)
+    return Table(head, body)
 
 
-def _cell(row: Row | None) -> Markup:
+def _cell(row: Row | None) -> Styled:
     if row is None or row.not_run:
-        return tag("span", "–", class_="mm-note")
+        return Styled("–", style="mm-note")
     if row.equal:
-        return tag("span", "=", class_="good")
+        return Styled("=", style="good")
     text = f"{row.peak_ulps:.3g}"
-    return tag("span", text) if row.within else tag("span", f"✗ {text}", class_="bad")
+    return Styled(text) if row.within else Styled(f"✗ {text}", style="bad")

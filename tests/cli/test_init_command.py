@@ -12,6 +12,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_other_arguments_are_refused(tmp_path, monkeypatch):
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
     document = json.loads(call_mmpack("init", "loop", "--json").stdout)
     assert document["files"] == ["train.py"] and Path("train.py").is_file()
-    assert NEXT.keys() == set(Framework) == {path.name for path in STARTERS.iterdir()}
+    assert NEXT.keys() == set(get_args(Framework)) == {path.name for path in STARTERS.iterdir()}
 
 
 @pytest.mark.slow

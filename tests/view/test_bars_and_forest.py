@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmpack.view.bars import HIGH, WIDTH, histogram, saved_rows
+from mmpack.view.bars import HIGH, WIDTH, histogram, saved_parts
 from mmpack.view.forest import TALLEST, forest_drawing, pieces
-from mmpack.view.shapes import MOST, WIDE, Box, Stroke, svg
+from mmpack.view.pages import svg
+from mmpack.view.parts import MOST, WIDE, Box, Stroke
 
 FLOATS = st.floats(width=64)
 WHOLE = st.integers(-(2**40), 2**40)
@@ -38,7 +39,7 @@ def test_the_bars_are_those_of_numpy():
     assert counts(figure) == np.histogram(values, bins=16)[0].tolist()
     assert f"median {np.median(values):.4g}" in figure.caption
     assert histogram([7] * 5, "sevens").caption == "5 values, all 7"
-    assert saved_rows([("rows", 0, 0), ("media", 8, 2)]) == [
+    assert saved_parts([("rows", 0, 0), ("media", 8, 2)], "here")[2].rows == [
         ("rows", "0", "0", "–"),
         ("media", "8", "2", "75.0%"),
     ]

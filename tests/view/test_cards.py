@@ -4,7 +4,6 @@ import html as library
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 from support.browser import BROWSER, MISSING, measured
 from support.groups import answered
+from support.html_page import Page
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
@@ -26,21 +26,6 @@ return { overflow: root.scrollWidth - root.clientWidth, segments: all(".mm-d .mm
   outside: all(".mm-d rect").filter(e => { const r = e.getBoundingClientRect(),
     s = e.closest("svg").getBoundingClientRect(); return r.right > s.right + 1 || r.left < s.left - 1; }).length };
 """
-
-
-class Tags(HTMLParser):
-    """Refuses tags that are not closed in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.open = []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def groups():
@@ -59,9 +44,7 @@ def groups():
 
 
 def texts(html):
-    tags = Tags()
-    tags.feed(html)
-    assert tags.open == []
+    Page(html)  # refuses tags that are not closed
     return [library.unescape(t) for t in re.findall(r">([^<>]+)<", html)]
 
 

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.drifts import planted, rollouts
-from test_html import Page, episode, other
+from support.html_page import Page
+from test_html import episode, other
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
 from mmpack.parity.drift_traces import trace_drift
-from mmpack.view.parity.drift_bars import WIDE, Scale
-from mmpack.view.parity.drift_figure import FIGURES, FILL, MARGIN, MARKED, NAMES, WIDTH
-from mmpack.view.trace.drawing import SCALE
+from mmpack.view.figures import COLOURS
+from mmpack.view.parity.drift import WIDTH, Scale
+from mmpack.view.sheet import SCALE
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,11 @@ def sides():
     return left, right
 
 
+def bars_of(page):
+    """Widths of the bars of all tables."""
+    return [float(a["width"]) for a in page.all("rect", height="10") if a.get("x") == "0"]
+
+
 def drawn(drift):
     return [g for axis in drift.axes.values() if len(axis.groups) > 1 for g in axis.groups]
 
@@ -43,18 +49,14 @@ def test_the_page_draws_all_samples_where_it_is_handed_their_drift(sides):
     text = "\n".join(page.text)
     assert "Drift of logprobs, told apart" in text and "from turn 1 on" in text
     assert "all samples whose logprobs can be compared" in text
-    bars = [
-        float(a["width"])
-        for a in page.all("rect", height="10")
-        if "class" not in a and "x" not in a
-    ]
+    bars = bars_of(page)
     groups = drawn(drift)
     assert len(bars) == len(groups)
     top = math.ceil(math.log10(max(g.mean_abs for g in groups)))
     low = math.floor(math.log10(min(g.mean_abs for g in groups)))
     for bar, group in zip(bars, groups, strict=True):
         share = (math.log10(group.mean_abs) - low) / (top - low)
-        assert bar == pytest.approx(WIDE * share, abs=0.02)
+        assert bar == pytest.approx(WIDTH * share, abs=0.02)
     titles = [t for t in page.text if t.startswith("by ")]
     assert titles == ["by position", "by response", "by length", "by turn", "by version"]
 
@@ -82,26 +84,25 @@ def test_the_figure_is_to_scale(sides):
     drift, _ = trace_drift(*sides)
     data = mp.view.drift_png(drift, title="Drift of a run")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-    assert picture.shape[1] == WIDTH * SCALE
-    left, whole = MARGIN + NAMES, WIDTH - 2 * MARGIN - FIGURES - NAMES
+    assert picture.shape[1] == 2160
     scale, widths, colours = Scale(drift), [], []
     before = 0
-    for row in picture[:, left * SCALE + 8 : (left + whole) * SCALE]:
-        for name in (FILL, MARKED):
-            rgb = [int(name[k : k + 2], 16) for k in (1, 3, 5)]
+    for row in picture:
+        for name in ("image", "observation"):
+            rgb = [int(COLOURS[name][k : k + 2], 16) for k in (1, 3, 5)]
             width = int((row == rgb).all(axis=1).sum())
             if width:
                 break
         if width and not before:
-            widths.append(width + 8)
+            widths.append(width)
             colours.append(name)
         before = width
     groups = drawn(drift)
     assert len(widths) == len(groups)
     for width, group in zip(widths, groups, strict=True):
-        assert width == pytest.approx(scale.length(group.mean_abs) * whole * SCALE, abs=3)
+        assert width == pytest.approx(scale.length(group.mean_abs) * WIDTH * SCALE, abs=3)
     turns = len(drift.axes["turn"].groups)
-    assert colours.count(MARKED) == turns  # the axis that stands out
+    assert colours.count("observation") == turns  # the axis that stands out
 
 
 def test_what_is_not_drawn(sides):
@@ -117,8 +118,8 @@ def test_equal_logprobs_have_bars_of_no_length():
     left = other(episode(), rollout_logprobs=np.full(episode().num_loss_tokens, -1, np.float32))
     report = mp.compare([left], [left])
     page = Page(report.to_html(train_logprobs={"s0": left.rollout_logprobs}))
-    bars = [a["width"] for a in page.all("rect", height="10") if "class" not in a and "x" not in a]
-    assert bars and set(bars) == {"0.00"}
+    bars = bars_of(page)
+    assert bars and set(bars) == {0.0}
 
 
 def test_wrong_arguments(sides):

@@ -4,48 +4,23 @@ import base64
 import hashlib
 import re
 import tracemalloc
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.html_page import Page
 from support.planting.episodes import decode, episode, other, settings
 
 import mmpack as mp
 from mmpack import compare
+from mmpack.view.parity.parts import LEFT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRACES = ROOT / "fixtures/causes"
 PICTURES = ROOT / "mmpack/demo/problems/train"
 EVIL = "</style></title><script>evil=1</script><img src=x onerror=evil=1>\x1b[31m\u202e"
 PNG = "data:image/png;base64,"
-VOID = {"meta", "br"}
-
-
-class Page(HTMLParser):
-    """Tags with attributes, texts, and whether tags are closed in order."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text, self.open = [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-    def all(self, name, **attributes):
-        return [a for tag, a in self.tags if tag == name and attributes.items() <= a.items()]
 
 
 def pair(cause):
@@ -97,20 +72,22 @@ def test_everything_of_a_trace_is_text(tmp_path):
 
 def strips(page):
     """(class, x, width, y) of each span of the first card's strip."""
-    start = next(i for i, (_, a) in enumerate(page.tags) if a.get("class") == "mm-strip")
+    start = next(
+        i for i, (_, a) in enumerate(page.tags) if "mm-strip" in (a.get("class") or "").split()
+    )
     out = []
     for tag, a in page.tags[start + 1 :]:
         if tag == "rect":
-            out.append((a["class"], float(a["x"]), float(a["width"]), float(a["y"])))
+            out.append((a["class"], float(a["x"]) - LEFT, float(a["width"]), float(a["y"])))
         elif tag == "line":
-            return out, float(a["x1"])
+            return out, float(a["x1"]) - LEFT
     raise AssertionError("no mark")
 
 
 def test_strips_are_the_spans_of_both_sides_on_one_scale():
     left, right = pair("max_pixels")
     spans, mark = strips(Page(compare(left, right).to_html()))
-    scale = 1000 / len(left[0])
+    scale = (1000 - LEFT) / len(left[0])
     for y, sample in zip(sorted({s[3] for s in spans}), (left[0], right[0]), strict=True):
         (picture,) = sample.modality_spans
         (response,) = sample.loss_spans
@@ -222,7 +199,8 @@ def test_drift_of_logprobs_by_token_and_modality():
     report = compare([scored(left, base)], [scored(right, moved)])
     assert report.ok
     page = Page(report.to_html())
-    bars = [a for a in page.all("rect") if a.get("class") in ("mm-up", "mm-down")]
+    start = next(i for i, (_, a) in enumerate(page.tags) if a.get("class") == "mm-d mm-drift")
+    bars = [a for tag, a in page.tags[start:] if tag == "rect"]
     assert [a["class"] for a in bars] == ["mm-up"] * 2 + ["mm-down"] + ["mm-up"] * (n - 3)
     heights = np.array([float(a["height"]) for a in bars])
     np.testing.assert_allclose(heights / heights.max(), np.abs(moved - base) / 0.5, atol=0.01)
@@ -230,7 +208,7 @@ def test_drift_of_logprobs_by_token_and_modality():
     assert row[:2] == ["image", str(n)] and row[3] == "0.5"
     assert float(row[2]) == pytest.approx(np.abs(moved - base).mean(), rel=1e-2)
     handed = compare([scored(left, base)], [right])
-    assert "mm-up" not in "".join(str(t) for t in Page(handed.to_html()).tags)
+    assert "mm-drift" not in "".join(str(t) for t in Page(handed.to_html()).tags)
     html = handed.to_html(train_logprobs={"s0": moved})
     assert [a for a in Page(html).all("rect") if a.get("class") == "mm-down"]
 
@@ -257,7 +235,7 @@ def test_logprobs_that_train_only_carries_along_are_not_compared():
     page = compare([left], [other(left)]).to_html()
     assert (
         "carry the rollout's own logprobs" in "".join(Page(page).text)
-        and 'class="mm-drift"' not in page
+        and 'class="mm-d mm-drift"' not in page
     )
 
 

@@ -7,8 +7,9 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from support.html_page import Page
 from support.planting.clip import number_of, watched, write_clip
-from test_html import PNG, Page
+from test_html import PNG
 from test_html_chromium import BROWSER, measured
 
 import mmpack as mp

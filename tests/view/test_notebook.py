@@ -1,7 +1,9 @@
-"""A report shows itself in a notebook as soon as `mp.compare` made it; without MarkupSafe it names the extra."""
+"""A report shows itself in a notebook as soon as `mp.compare` made it; without what writes pages it names the extra."""
 
 import subprocess
 import sys
+
+import pytest
 
 MAKE = """
 import sys
@@ -33,10 +35,11 @@ def test_what_compare_returns_has_its_look():
     assert out.endswith("<!doctype html>\n")
 
 
-def test_without_markupsafe_the_extra_is_named():
-    out = shown("sys.modules['markupsafe'] = None")
+@pytest.mark.parametrize("package", ["markupsafe", "jinja2"])
+def test_without_a_package_the_extra_is_named(package):
+    out = shown(f"sys.modules['{package}'] = None")
     notebook, error = out.split("</pre>\n")
     fix = "Fix: pip install 'mmpack[view]'"
     assert notebook.startswith("<pre>parity NOT ok: 0 samples compared, 1 finding")
-    assert "mmpack[view]" in notebook and "markupsafe" in notebook
-    assert error.strip().endswith(fix) and "'markupsafe'" in error
+    assert "mmpack[view]" in notebook and package in notebook
+    assert error.strip().endswith(fix) and f"'{package}'" in error

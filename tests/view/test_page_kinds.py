@@ -8,7 +8,8 @@ from support.browser import BROWSER, MISSING, measured_each
 from support.contrast import CONTRAST, REACHED
 
 import mmpack as mp
-from mmpack.view.parity.page import page as report_page
+from mmpack.view.pages import page
+from mmpack.view.parity.parts import report_parts
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=MISSING)
 KINDS = ("trace", "pack", "padded", "plan", "report", "saved", "cards")
@@ -30,7 +31,7 @@ def pages():
         mp.view.html(mp.pad(samples)),
         mp.view.html(plan),
         mp.view.html(report),
-        report_page(saved, note="A note."),
+        page("saved", report_parts(saved, note="A note.")),
         f"<!doctype html><body><main>{''.join(cards)}</main>",
     )
     return dict(zip(KINDS, made, strict=True))

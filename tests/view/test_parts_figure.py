@@ -12,12 +12,11 @@ from mmpack.errors import ArgumentError
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.view.bars import histogram
 from mmpack.view.batch import batch_parts
-from mmpack.view.parity.figure import report_parts
-from mmpack.view.parts import Grid, Heading, Line, Table
-from mmpack.view.parts_figure import COLOURS, MARGIN, figure
+from mmpack.view.figures import COLOURS, MARGIN, figure
+from mmpack.view.parity.parts import report_parts
+from mmpack.view.parts import Box, Drawing, Grid, Heading, Line, Table, folded_table
 from mmpack.view.plan import plan_parts
-from mmpack.view.shapes import Box, Drawing
-from mmpack.view.trace.drawing import written
+from mmpack.view.sheet import written
 
 
 def pixels(data):
@@ -99,7 +98,7 @@ def test_tables_that_open_are_left_out_and_long_ones_are_cut():
     head, rows = ("name", "value"), [(f"line {k}", k) for k in range(30)]
     short = pixels(figure([Heading("t", 1), Table(head, rows[:12])]))
     long = pixels(figure([Heading("t", 1), Table(head, rows)]))
-    folded = pixels(figure([Heading("t", 1), Table(head, rows, folded="all")]))
+    folded = pixels(figure([Heading("t", 1), folded_table("all", head, rows)]))
     cut = pixels(figure([Heading("t", 1), Table(head, rows[:12]), Line("and 18 more", soft=True)]))
     assert short.shape[0] < long.shape[0] == cut.shape[0] and (long == cut).all()
     assert folded.shape[0] < short.shape[0]
@@ -111,7 +110,7 @@ def test_the_font_has_every_letter_of_what_pages_say():
     batch = mp.pack(samples, share_prefix=True, loss_columns={"old_logprobs": same})
     drift, _ = trace_drift(*drawn.sides())
     parts = batch_parts(batch, "pack") + plan_parts(drawn.planned())
-    parts += report_parts(drawn.reported(), drift)
+    parts += report_parts(drawn.reported(), drift=drift)
     said = [repr(part) for part in parts]
     assert any("exp(old − rollout)" in text for text in said)
     escaped = {text[:80] for text in said if "\\u" in written(text) and "\\u" not in text}

@@ -12,7 +12,8 @@ from support.probe_sides import layers, samples
 from support.process import run_python
 
 import mmpack as mp
-from mmpack.view.probe.lines import points, scale_of
+from mmpack.view.parts import Curve
+from mmpack.view.probe.parts import HIGH, TOP, chart_parts, scale_of
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_the_scale_holds_all_errors(reports):
     assert scale.stages == [f"{n}<out" for n in ("embed", *(f"layers.{k}" for k in range(4)))]
     assert scale.low < -6 and scale.high >= -2
     assert [name for _, name in scale.layers()] == ["0", "1", "2", "3"] or scale.layers() == []
-    assert scale.y(0.0) == 0 and scale.y(float("inf")) == 1
+    assert scale.y(0.0) == HIGH and scale.y(float("inf")) == TOP
 
 
 @pytest.mark.parametrize("wrong", [[], [3], 3])
@@ -136,8 +137,9 @@ def test_what_is_no_report_and_no_path_is_named(reports, call):
 def test_lines_never_go_back(reports):
     first, other = reports
     moved = replace(other, modules=[other.modules[-1], *other.modules[:-1]])
-    scale = scale_of([first, moved])
-    for report in (first, moved):
-        for line in points(report, scale):
-            places = [x for x, _ in line]
-            assert places == sorted(places) and len(places) == len(report.modules)
+    drawing, *_ = chart_parts([first, moved], ["first", "moved"])
+    curves = [shape for shape in drawing.shapes if isinstance(shape, Curve)]
+    assert len(curves) == 4
+    for curve in curves:
+        places = [x for x, _ in curve.points]
+        assert places == sorted(places) and len(places) == len(first.modules)

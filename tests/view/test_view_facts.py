@@ -14,7 +14,6 @@ from mmpack.view.trace.episodes import episodes_of
 from mmpack.view.trace.places import Mark, marks_of
 from mmpack.view.trace.roles import ROLES, repeats, roles_of, rows_of
 from mmpack.view.trace.scores import placed_scores
-from mmpack.view.trace.screens import label_place
 from mmpack.view.trace.texts import texts_of
 from mmpack.view.trace.tokens import DIGITS, packed_ids, packed_lengths
 
@@ -335,7 +334,6 @@ def test_letters_of_a_click_and_of_the_region_of_its_point_do_not_meet():
     for x in (0.02, 0.5, 0.99):
         click = Mark(0, "click", ((x, 0.5),), "1", "click", "action")
         region = Mark(0, "point", ((x, 0.5),), "r0", "region", "region")
-        at = [(x * 200, 100.0)]
-        _, high = label_place(click, at, 200, 200)
-        _, low = label_place(region, at, 200, 200)
+        _, high = click.placed(200, 200).label
+        _, low = region.placed(200, 200).label
         assert low - high >= 13 and high < 100 < low  # a letter is 13 high, and the click between

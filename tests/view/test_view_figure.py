@@ -13,7 +13,7 @@ from support.samples import full_sample, make_sample
 from support.samples import samples as any_samples
 
 import mmpack as mp
-from mmpack.view.trace.drawing import SCALE, Sheet, written
+from mmpack.view.sheet import SCALE, Sheet, written
 from mmpack.view.trace.figure import COLOURS, MARGIN, MARKS, WIDTH
 from mmpack.view.trace.roles import ROLES
 

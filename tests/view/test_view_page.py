@@ -3,13 +3,13 @@
 import base64
 import hashlib
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from hypothesis import given
 from support.gui import FOLDER, TRACE, words
 from support.gui import samples as gui_samples
+from support.html_page import Page
 from support.samples import full_sample, make_sample
 from support.samples import samples as any_samples
 from support.trajectories import episode, grown
@@ -18,38 +18,6 @@ import mmpack as mp
 from mmpack.trajectory import to_samples
 
 EVIL = '</script></style></title>"><script>evil=1</script><img src=x onerror=evil=1>javascript:\x1b[31m\u202e'
-VOID = {"meta"}
-
-
-class Page(HTMLParser):
-    """Tags with attributes, the text of each class, and whether tags are closed in order."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.open, self.text, self.by_class = [], [], [], {}
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append((tag, dict(attrs).get("class") or ""))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1][0] not in ("style", "script"):
-            self.text.append(data)
-            for name in {c for _, classes in self.open for c in classes.split()}:
-                self.by_class.setdefault(name, []).append(data)
-
-    def all(self, tag, **attributes):
-        return [a for t, a in self.tags if t == tag and attributes.items() <= a.items()]
-
-    def rows(self):
-        return [a for a in self.all("div") if "row" in (a.get("class") or "").split()]
 
 
 @pytest.fixture(scope="module")

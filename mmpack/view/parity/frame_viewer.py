@@ -22,8 +22,8 @@ from mmpack.schema.media import Medium
 from mmpack.video.decoding import decode
 from mmpack.video.files.container import content_key
 from mmpack.video.limits import Limits
-from mmpack.view.media import data_uri
-from mmpack.view.tags import Markup, joined, tag
+from mmpack.view.media import thumbnail
+from mmpack.view.parts import Figure, Grid, Line, Part, Styled
 
 MOST = 8  # thumbnails per report
 SEARCHED = 64  # frames per side that are decoded to find the first with other pixels
@@ -48,42 +48,40 @@ class FrameViewer:
         self.left = MOST
         self._keys: dict[Path, str] = {}
 
-    def draw(self, pair: Pair, findings: Sequence[Finding]) -> Markup:
+    def parts(self, pair: Pair, findings: Sequence[Finding]) -> list[Part]:
         """Both frames of each video of a sample whose frames differ."""
         found = [f.frames for f in findings if f.frames is not None]
         first = {(d.rollout.media_index, d.train.media_index): d for d in reversed(found)}
-        return joined(self._video(pair, first[places]) for places in sorted(first))
+        return [part for places in sorted(first) for part in self._video(pair, first[places])]
 
-    def _video(self, pair: Pair, difference: FrameDifference) -> Markup:
+    def _video(self, pair: Pair, difference: FrameDifference) -> list[Part]:
         name = f"media[{difference.rollout.media_index}]"
         if not self.left:
-            return tag("p", f"{name}: only frames of the first videos are drawn", class_="mm-note")
+            return [Line(f"{name}: only frames of the first videos are drawn", soft=True)]
         self.left -= 2
         note = ""
         if difference.place is None:
             difference, note = self._search(pair, difference)
         if difference.place is None:
-            return tag("p", f"{name}: {note}", class_="mm-note")
+            return [Line(f"{name}: {note}", soft=True)]
         counts = [n for n in (difference.rollout.frames, difference.train.frames) if n is not None]
         differing = f"; {difference.differing} of {max(counts)} do" if difference.differing else ""
-        return tag(
-            "div",
-            tag(
-                "p",
-                tag("b", f"{name}, frames[{difference.place}]"),
-                f" is the first that differs{differing}",
-            ),
-            tag("p", note, class_="mm-note") if note else "",
-            tag("div", *self._both(pair, difference, difference.place), class_="mm-two"),
-            class_="mm-frames",
-        )
+        first = Styled(f"{name}, frames[{difference.place}]", "b")
+        return [
+            Line([first, f" is the first that differs{differing}"]),
+            *([Line(note, soft=True)] if note else []),
+            Grid(list(self._both(pair, difference, difference.place)), "mm-two"),
+        ]
 
-    def _both(self, pair: Pair, difference: FrameDifference, place: int) -> Iterator[Markup]:
-        """The figures of the two frames."""
+    def _both(self, pair: Pair, difference: FrameDifference, place: int) -> Iterator[Figure]:
         for side, frame in zip(pair.sides, (difference.rollout, difference.train), strict=True):
             medium = side.sample.media[frame.media_index]
             pixels, note = self._thumbnail(medium, frame, place)
-            yield _figure(side.name, frame, pixels, note, _shape(medium, pixels))
+            label = f"{side.name}: {frame}"
+            drawing = thumbnail(medium, pixels, LONGEST, label, 4 / 3, 5.0)
+            seconds = "" if frame.timestamp is None else f"{frame.timestamp:.6g} s"
+            when = " · ".join(filter(None, (seconds, frame.policy)))
+            yield Figure(side.name, drawing, f"{frame} {when}", note)
 
     def _thumbnail(self, medium: Medium, frame: Frame, place: int) -> Found:
         if frame.frames is not None and place >= frame.frames:
@@ -156,40 +154,3 @@ def _at(pair: Pair, difference: FrameDifference, place: int) -> FrameDifference:
 
 def _size(frames: np.ndarray) -> str:
     return f"{frames.shape[2]} × {frames.shape[1]} px"
-
-
-def _shape(medium: Medium, pixels: np.ndarray | None) -> tuple[float, float]:
-    """Width and height of a thumbnail."""
-    width, height = 4, 3
-    if pixels is not None:
-        height, width = pixels.shape[:2]
-    elif medium.size is not None and min(medium.size) > 0:
-        width, height = medium.size
-    ratio = min(max(width / height, 0.2), 5.0)
-    return (LONGEST, LONGEST / ratio) if ratio >= 1 else (LONGEST * ratio, LONGEST)
-
-
-def _figure(
-    name: str, frame: Frame, pixels: np.ndarray | None, note: str, shape: tuple[float, float]
-) -> Markup:
-    box = {"width": f"{shape[0]:.1f}", "height": f"{shape[1]:.1f}"}
-    drawn = (
-        tag("rect", class_="mm-video mm-empty", **box)
-        if pixels is None
-        else tag("image", href=data_uri(pixels, LONGEST), preserveAspectRatio="none", **box)
-    )
-    drawing = tag(
-        "svg",
-        drawn,
-        view_box=f"0 0 {box['width']} {box['height']}",
-        role="img",
-        aria_label=f"{name}: {frame}",
-        **box,
-    )
-    seconds = "" if frame.timestamp is None else f"{frame.timestamp:.6g} s"
-    lines = [tag("b", name), f" {frame}", tag("br"), seconds]
-    if frame.policy:
-        lines += [" · " if seconds else "", frame.policy]
-    if note:
-        lines += [tag("br"), tag("span", note, class_="mm-note")]
-    return tag("figure", drawing, tag("figcaption", *lines))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
+from mmpack.view.forest import pieces
 
+Decode = Callable[[Sequence[int]], str]
 KINDS = ("text", "image", "video", "loss", "observation", "placeholder", "audio")
 TEXT, IMAGE, VIDEO, LOSS, OBSERVATION, PLACEHOLDER, AUDIO = range(7)
 _OF_MODALITY = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
@@ -30,13 +31,6 @@ def kinds(side: Side) -> np.ndarray:
     return out
 
 
-def pieces(values: np.ndarray) -> list[tuple[int, int, int]]:
-    """(start, stop, value) of each run of equal values [L]."""
-    edges = np.flatnonzero(np.diff(values)) + 1
-    bounds = [0, *edges.tolist(), len(values)]
-    return [(a, b, int(values[a])) for a, b in pairwise(bounds) if a < b]
-
-
 def first_difference(pair: Pair) -> tuple[int | None, str]:
     """The first token that has another id, else another position, else is in only one loss; and which of these."""
     left, right = pair.sides
@@ -56,17 +50,30 @@ def first_difference(pair: Pair) -> tuple[int | None, str]:
     return None, ""
 
 
-def decoded(
-    side: Side, start: int, stop: int, decode: Callable[[Sequence[int]], str] | None
-) -> str:
+def unlike(pair: Pair, start: int, stop: int, what: str) -> np.ndarray:
+    """bool [stop - start]: token differs in id or kind, or one side lacks it; in `what` positions, by these too."""
+    out = np.zeros(stop - start, dtype=bool)
+    left, right = pair.sides
+    shorter, longer = sorted((len(left), len(right)))
+    out[max(shorter - start, 0) : max(longer - start, 0)] = True
+    both = slice(start, min(stop, shorter))
+    differ = (left.ids[both] != right.ids[both]) | (kinds(left)[both] != kinds(right)[both])
+    a, b = left.sample.position_ids, right.sample.position_ids
+    if what == "positions" and a is not None and b is not None:
+        differ |= (a[:, both] != b[:, both]).any(axis=0)
+    out[: len(differ)] |= differ
+    return out
+
+
+def decoded(side: Side, start: int, stop: int, decode: Decode | None) -> str:
     """Tokens [start, stop) as text, else as ids; runs of placeholders as their count."""
     parts = []
-    for a, b, marked in pieces(side.placeholder[start:stop].astype(np.int8)):
+    marked = side.placeholder[start:stop]
+    for a, b in pieces(marked):
         ids = side.ids[start + a : start + b].tolist()
-        if marked:
+        if marked[a]:
             run = int(np.searchsorted(side.runs.starts, start + a, side="right")) - 1
-            name = side.runs.modalities[run]
-            parts.append(f"[{name} × {b - a}]")
+            parts.append(f"[{side.runs.modalities[run]} × {b - a}]")
         else:
             parts.append(decode(ids) if decode else " ".join(map(str, ids)))
     return (" " if decode is None else "").join(parts)

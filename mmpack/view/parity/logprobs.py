@@ -6,9 +6,9 @@ import numpy as np
 
 from mmpack.parity.causes.pair import Pair, Side
 from mmpack.parity.drift_traces import CARRIED, unlike_logprobs
-from mmpack.view.tags import Markup, table, tag
+from mmpack.view.parts import WIDE, Box, Drawing, Line, Part, Shape, Stroke, Table
 
-WIDTH, HEIGHT = 1000, 90  # of the drawing, in its own units
+HEIGHT = 90  # of the drawing, in its own units
 BARS = 500
 
 
@@ -37,48 +37,31 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
     return Drift(values, _after(pair.left, left.loss_indices))
 
 
-def by_token(drift: Drift) -> Markup:
+def by_token(drift: Drift) -> list[Part]:
     """One bar per loss token; of more than BARS, the largest of each bin."""
     tokens = np.flatnonzero(np.isfinite(drift.values))
     if not len(tokens):
-        return tag("p", "no finite logprob", class_="mm-note")
+        return [Line("no finite logprob", soft=True)]
     bins = np.array_split(tokens, min(len(tokens), BARS))
     largest = [int(b[np.argmax(np.abs(drift.values[b]))]) for b in bins]
     bars = drift.values[largest]
     top = float(np.abs(bars).max()) or 1.0
-    step, middle = WIDTH / len(bars), HEIGHT / 2
-    parts = []
+    step, middle = WIDE / len(bars), HEIGHT / 2
+    shapes: list[Shape] = []
     for i, value in enumerate(bars):
         length = abs(value) / top * (middle - 2)
-        y = middle - length if value > 0 else middle
-        parts.append(
-            tag(
-                "rect",
-                tag("title", f"loss token {largest[i]}: {value:+.4g}")
-                if len(bars) <= BARS // 4
-                else "",
-                x=f"{i * step:.2f}",
-                y=f"{y:.2f}",
-                width=f"{max(step * 0.8, 0.6):.2f}",
-                height=f"{max(length, 0.4):.2f}",
-                class_="mm-up" if value > 0 else "mm-down",
-            )
-        )
-    parts.append(tag("line", x1=0, x2=WIDTH, y1=middle, y2=middle, class_="mm-axis"))
-    drawing = tag(
-        "svg",
-        *parts,
-        view_box=f"0 0 {WIDTH} {HEIGHT}",
-        preserveAspectRatio="none",
-        class_="mm-drift",
-        role="img",
-        aria_label="train minus rollout logprob, by loss token",
+        about = f"loss token {largest[i]}: {value:+.4g}" if len(bars) <= BARS // 4 else ""
+        y, style = (middle - length, "mm-up") if value > 0 else (middle, "mm-down")
+        shapes.append(Box(i * step, y, max(step * 0.8, 0.6), max(length, 0.4), style, about))
+    shapes.append(Stroke(0, middle, WIDE, middle))
+    drawing = Drawing(
+        shapes, HEIGHT, "train minus rollout logprob, by loss token", style="mm-drift"
     )
     note = f"train − rollout logprob, {len(drift.values)} loss tokens; full height {top:.3g}"
-    return tag("div", drawing, tag("p", note, class_="mm-note"))
+    return [drawing, Line(note, soft=True)]
 
 
-def by_modality(drifts: list[Drift]) -> Markup:
+def by_modality(drifts: list[Drift]) -> Table:
     """Mean and largest absolute drift of the tokens after text only, after an image, a video, an audio."""
     rows = []
     for name in ("text", "image", "video", "audio"):
@@ -87,7 +70,7 @@ def by_modality(drifts: list[Drift]) -> Markup:
         values = np.abs(values[np.isfinite(values)])
         if len(values):
             rows.append((name, len(values), f"{values.mean():.3g}", f"{values.max():.3g}"))
-    return table(("after", "loss tokens", "mean |Δ|", "max |Δ|"), rows)
+    return Table(("after", "loss tokens", "mean |Δ|", "max |Δ|"), rows)
 
 
 def _after(side: Side, tokens: np.ndarray) -> list[str]:

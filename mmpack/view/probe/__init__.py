@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from mmpack.errors import ArgumentError, MissingExtraError, kind_of
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import ProbeReport
 
-__all__ = ["chart", "html", "notebook"]
+__all__ = ["chart", "html"]
 
 
 def html(
@@ -24,11 +23,13 @@ def html(
     """A report as one self-contained page: what parts first, a chart of layer × error, a table of all modules.
 
     `others`: reports that the chart shows beside it, as with a setting enabled and disabled.
-    Raises: ArgumentError; MissingExtraError without MarkupSafe.
+    Raises: ArgumentError; MissingExtraError without Jinja2.
     """
-    from mmpack.view.probe.page import page
+    from mmpack.view.pages import page
+    from mmpack.view.probe.parts import report_parts
 
-    return page(_checked([report, *_listed(others, "to_html")], "to_html"), title)
+    reports = _checked([report, *_listed(others, "to_html")], "to_html")
+    return page("mmpack probe", report_parts(reports, title))
 
 
 def chart(
@@ -50,7 +51,8 @@ def chart(
 
     Raises: ArgumentError; MissingExtraError without Pillow.
     """
-    from mmpack.view.probe.figure import figure
+    from mmpack.view.figures import figure
+    from mmpack.view.probe.parts import figure_parts
 
     checked = _checked(_listed(reports, "chart"), "chart")
     names = [f"{r.a} | {r.b}" for r in checked] if labels is None else list(labels)
@@ -62,7 +64,7 @@ def chart(
         raise ArgumentError(
             f"probe.chart: path is {kind_of(path)}. Fix: pass a name ending in .png"
         )
-    made = figure(checked, names, title)
+    made = figure(figure_parts(checked, names, title))
     if path is not None:
         if Path(path).suffix.lower() != ".png":
             raise ArgumentError(
@@ -93,12 +95,3 @@ def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
                 f"probe.{what}: what to draw is {kind_of(report)}. Fix: pass what mp.probe.run returns"
             )
     return reports
-
-
-def notebook(report: ProbeReport) -> str:
-    """What a notebook shows; where the package for HTML is missing, the summary and how to get the rest."""
-    try:
-        from mmpack.view.probe.page import fragment
-    except MissingExtraError as error:
-        return f"<pre>{escape(report.summary())}\n{escape(str(error))}</pre>"
-    return fragment([report])

@@ -78,10 +78,20 @@ def _checked(sample: Sample, where: str) -> Sample:
         raise
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a page and a figure of samples are drawn with: see `view.html`."""
+
+    media_root: str | os.PathLike[str] | None
+    pictures: Mapping[str, np.ndarray] | None
+    tokenizer: Any
+    title: str
+
+
 def checked_options(
     what: str, media_root: Any, pictures: Any, tokenizer: Any, title: Any
-) -> dict[str, Any]:
-    """The options of `page` and `figure`. Raises: ArgumentError for one of another kind."""
+) -> Options:
+    """Raises: ArgumentError for an option of another kind."""
     if media_root is not None and not isinstance(media_root, (str, os.PathLike)):
         raise ArgumentError(
             f"{what}: media_root is {kind_of(media_root)}, expected a folder. Fix: pass its path"
@@ -103,9 +113,4 @@ def checked_options(
             )
     if title is not None and not isinstance(title, str):
         raise ArgumentError(f"{what}: title is {kind_of(title)}, expected a text. Fix: pass a str")
-    return {
-        "media_root": media_root,
-        "pictures": pictures,
-        "tokenizer": tokenizer,
-        "title": title or "samples",
-    }
+    return Options(media_root, pictures, tokenizer, title or "samples")

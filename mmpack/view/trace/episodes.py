@@ -31,6 +31,12 @@ class Node:
     depth: int  # how many times its line branched off
 
     @property
+    def name(self) -> str:
+        """The sample, and its turn."""
+        turn = self.sample.turn
+        return self.sample.sample_id + ("" if turn is None else f" · turn {turn}")
+
+    @property
     def relation(self) -> str:
         """How it follows from its parent, in words."""
         if self.parent is None:

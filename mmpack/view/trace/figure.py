@@ -6,81 +6,52 @@ Sizes are in units of a page of 1,440; a pixel is half a unit. The font is Pillo
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mmpack.errors import require
 from mmpack.schema.sample import Sample
-from mmpack.view.media import finder
-from mmpack.view.parity.frame_viewer import FrameViewer
-from mmpack.view.trace.drawing import Sheet
+from mmpack.view.figures import light_colours
+from mmpack.view.sheet import Sheet
+from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
 from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
 from mmpack.view.trace.scores import Placed, placed_scores
-from mmpack.view.trace.screens import (
-    arrow_head,
-    at_edge,
-    cells,
-    label_place,
-    new_marks,
-    new_media,
-    pixels_of,
-    shape_of,
-)
+from mmpack.view.trace.screens import Look, Pictures, Screen, new_marks, new_media, screen_of
 from mmpack.view.trace.texts import texts_of, visible
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 WIDTH, MARGIN, GAP = 1440, 36, 18
 SCREEN_HIGH, SCREEN_WIDE, SCREENS = 210.0, 320.0, 3  # of a screen; how many of a sample
 BAR, LINE = 22, 22  # heights of the bar of tokens and of a line of text
 LINES = 4  # of text of a row
 PAPER, INK, SOFT, RULE = "#ffffff", "#1b2129", "#56616d", "#d8dee5"
-COLOURS = ("#5b6572", "#1d5fc9", "#7a3bc4", "#8a5600", "#086d85", "#a82a6c", "#157038", "#5a6100")
+_LIGHT = light_colours("trace.css")
+COLOURS = tuple(_LIGHT[name] for name in ROLES)
 MARKS = {"region": "#ff7aa2", "target": "#35d6ff", "action": "#ffd633"}
-SCORES = {"reward": "#0b6b33", "cost": "#a5221b", "verdict": INK}
+SCORES = {"reward": _LIGHT["good"], "cost": _LIGHT["bad"], "verdict": INK}
 
 
-def figure(
-    samples: Sequence[Sample],
-    note: str,
-    *,
-    media_root: str | os.PathLike[str] | None,
-    pictures: Mapping[str, np.ndarray] | None,
-    tokenizer: Any,
-    title: str,
-) -> tuple[bytes, dict[str, str]]:
+def figure(samples: Sequence[Sample], note: str, options: Options) -> tuple[bytes, dict[str, str]]:
     """The PNG, and for each medium that is drawn without its picture why. Raises: ArgumentError for a
     figure that is too high, MissingExtraError without Pillow.
     """
-    find, frames = finder(media_root, pictures), FrameViewer(media_root, pictures)
-    missing: dict[str, str] = {}
-
-    def pixels(medium: Any) -> np.ndarray | None:
-        found, why = pixels_of(medium, find, frames)
-        if found is None:
-            missing[medium.media_id] = why or "no file"
-        return found
-
-    sheet = Sheet(WIDTH, PAPER)
+    pictures, sheet = Pictures(options), Sheet(WIDTH, PAPER)
     heard = any(m.modality == "audio" for sample in samples for m in sample.media)
-    _top(sheet, title, note, [i for i in range(len(ROLES)) if heard or i != AUDIO])
+    _top(sheet, options.title, note, [i for i in range(len(ROLES)) if heard or i != AUDIO])
     for episode in episodes_of(samples):
         sheet.y += GAP
         x = sheet.text(MARGIN, sheet.y, f"{episode.kind} ", 18, SOFT)
         sheet.text(x, sheet.y, episode.name, 18, INK)
         sheet.y += 34
         for node in episode.nodes:
-            _band(sheet, node, texts_of(node.sample, tokenizer), pixels)
+            _band(sheet, node, texts_of(node.sample, options.tokenizer), pictures.look)
     out = io.BytesIO()
     sheet.image(sheet.y + MARGIN // 2).save(out, "PNG", optimize=True)
-    return out.getvalue(), missing
+    return out.getvalue(), pictures.missing
 
 
 def _top(sheet: Sheet, title: str, note: str, roles: Sequence[int]) -> None:
@@ -108,7 +79,7 @@ def _letter(sheet: Sheet, x: float, y: float, role: int) -> float:
     return x + 18
 
 
-def _band(sheet: Sheet, node: Node, texts: list[str] | None, pixels: Any) -> None:
+def _band(sheet: Sheet, node: Node, texts: list[str] | None, look: Look) -> None:
     """One sample: screens to the left, tokens to the right."""
     sample, top = node.sample, sheet.y
     sheet.rule(MARGIN, WIDTH - MARGIN, top, RULE)
@@ -116,9 +87,9 @@ def _band(sheet: Sheet, node: Node, texts: list[str] | None, pixels: Any) -> Non
     shown = new_media(node, marks)
     x, bottom = float(MARGIN), top
     for index in shown[:SCREENS]:
-        own = [m for m in marks if m.media_index == index]
-        size = _screen(sheet, (x, top + 14), sample, index, own, pixels(sample.media[index]))
-        x, bottom = x + size[0] + GAP, max(bottom, top + 14 + size[1])
+        screen = screen_of(sample, index, marks, look, SCREEN_HIGH, SCREEN_WIDE)
+        _screen(sheet, (x, top + 14), screen)
+        x, bottom = x + screen.width + GAP, max(bottom, top + 14 + screen.height)
         if x > WIDTH / 2:
             break
     left = x if shown else MARGIN
@@ -204,64 +175,37 @@ def _chips(sheet: Sheet, left: float, y: float, scores: Sequence[Placed]) -> flo
 # ---- screens -------------------------------------------------------------------------------------
 
 
-def _screen(
-    sheet: Sheet,
-    at: tuple[float, float],
-    sample: Sample,
-    index: int,
-    marks: Sequence[Mark],
-    pixels: np.ndarray | None,
-) -> tuple[float, float]:
-    """A screen with its marks; its size."""
-    medium = sample.media[index]
-    columns, rows = cells(sample, medium)
-    ratio = shape_of(medium, columns, rows)
-    if pixels is not None:
-        ratio = pixels.shape[1] / pixels.shape[0]
-    ratio = min(max(ratio, 0.2), 5.0)
-    width, height = min(SCREEN_HIGH * ratio, SCREEN_WIDE), min(SCREEN_HIGH, SCREEN_WIDE / ratio)
-    if pixels is None:
-        colour = COLOURS[OF_MODALITY[medium.modality]]
-        sheet.box(
-            (at[0], at[1], at[0] + width, at[1] + height), sheet.mixed(colour, PAPER, 0.12), None
-        )
-        _lines(sheet, at, width, height, columns, rows)
+def _screen(sheet: Sheet, at: tuple[float, float], screen: Screen) -> None:
+    """A screen with its marks."""
+    (x, y), width, height = at, screen.width, screen.height
+    if screen.picture is None:
+        ground = sheet.mixed(COLOURS[OF_MODALITY[screen.modality]], PAPER, 0.12)
+        sheet.box((x, y, x + width, y + height), ground, None)
+        across, down = screen.lattice.places
+        for share in across[1:-1]:
+            sheet.line([(x + share * width, y), (x + share * width, y + height)], RULE, 0.5)
+        for share in down[1:-1]:
+            sheet.line([(x, y + share * height), (x + width, y + share * height)], RULE, 0.5)
     else:
-        picture: Image = require("PIL.Image", "view", "a figure").fromarray(pixels)
-        sheet.picture(picture, at, (width, height))
-    sheet.box((at[0], at[1], at[0] + width, at[1] + height), None, RULE)
-    for mark in marks:
+        sheet.picture(screen.picture, at, (width, height))
+    sheet.box((x, y, x + width, y + height), None, RULE)
+    for mark in screen.marks:
         _draw_mark(sheet, at, width, height, mark)
-    return width, height
-
-
-def _lines(
-    sheet: Sheet, at: tuple[float, float], width: float, height: float, columns: int, rows: int
-) -> None:
-    for k in range(1, columns, max(1, columns // 40)):
-        x = at[0] + k * width / columns
-        sheet.line([(x, at[1]), (x, at[1] + height)], RULE, 0.5)
-    for k in range(1, rows, max(1, rows // 40)):
-        y = at[1] + k * height / rows
-        sheet.line([(at[0], y), (at[0] + width, y)], RULE, 0.5)
 
 
 def _draw_mark(
     sheet: Sheet, at: tuple[float, float], width: float, height: float, mark: Mark
 ) -> None:
-    points = [at_edge(point, width, height) for point in mark.points]
-    shifted = [(x + at[0], y + at[1]) for x, y in points]
+    placed = mark.placed(width, height)
+    left, top = placed.x + at[0], placed.y + at[1]
     for colour, wide in ((INK, 4.0), (MARKS[mark.role], 1.8)):
-        dashed = mark.role == "target" and colour != INK
         if mark.shape == "box":
-            (x0, y0), (x1, y1) = shifted
-            corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)]
-            sheet.line(corners, colour, wide, dashed)
+            right, bottom = left + placed.width, top + placed.height
+            corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
+            sheet.line(corners, colour, wide, dashed=mark.role == "target" and colour != INK)
             continue
-        sheet.ring(shifted[0], 7, colour, wide)
-        if mark.shape == "path":
-            sheet.line(shifted, colour, wide)
-            for stroke in arrow_head(shifted):
-                sheet.line(list(stroke), colour, wide)
-    x, y = label_place(mark, points, width, height)
+        sheet.ring((left, top), 7, colour, wide)
+        for line in placed.lines:
+            sheet.line([(x + at[0], y + at[1]) for x, y in line], colour, wide)
+    x, y = placed.label
     sheet.outlined(at[0] + x, at[1] + y - 12, mark.letter, 13, MARKS[mark.role], INK)

@@ -6,7 +6,8 @@ A mark's points are fractions of the picture: x, y in [0, 1] from the upper left
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmpack.families import FAMILIES
@@ -17,6 +18,18 @@ from mmpack.view.trace.actions import Point, drawn_action
 
 Scales = list[tuple[str, Sizes] | None]  # of each medium: the system of its places, and the sizes
 REACH = 0.18  # of the picture: the length of a scroll's arrow
+
+
+@dataclass(frozen=True)
+class PlacedMark:
+    """A mark on a drawing, in its units; points outside lie at its edge."""
+
+    x: float  # of the click, or of a box's upper left corner
+    y: float
+    width: float  # of a box
+    height: float
+    lines: list[list[Point]]  # of a path: itself, and the two strokes of its head
+    label: Point  # where its letter begins
 
 
 @dataclass(frozen=True)
@@ -36,25 +49,93 @@ class Mark:
         """Whether a point lies beyond the picture (a pixel's rounding aside)."""
         return any(not (-2e-3 <= v <= 1 + 2e-3) for point in self.points for v in point)
 
+    def placed(self, width: float, height: float) -> PlacedMark:
+        """The mark on a drawing of this size."""
+        points = [
+            (min(max(x, 0.0), 1.0) * width, min(max(y, 0.0), 1.0) * height) for x, y in self.points
+        ]
+        (x, y), (x1, y1) = points[0], points[-1]
+        lines = [points, *_head(points)] if self.shape == "path" else []
+        wide, high = max(x1 - x, 1.0), max(y1 - y, 1.0)
+        return PlacedMark(x, y, wide, high, lines, self._label(points, width, height))
+
+    def _label(self, points: list[Point], width: float, height: float) -> Point:
+        """Where the letter begins: above a box, to the right of a click; within the drawing.
+
+        A point of a region is mostly that of a click: its letter stands lower, so that "1" and "r0" don't read "10".
+        """
+        (x, y), room = points[0], 7.0 * len(self.letter) + 5
+        if self.shape == "box":
+            x = points[1][0] - room + 4 if self.role == "target" else x + 1
+            y = y - 4 if y > 16 else points[1][1] + 13
+        else:
+            x = x + 11 if x + 11 + room < width else x - 11 - room
+            y = y - 8 if self.role == "action" else y + 16
+        return min(max(x, 2.0), max(width - room, 2.0)), min(max(y, 12.0), height - 3)
+
+
+def _head(points: list[Point], length: float = 10.0) -> list[list[Point]]:
+    """Two strokes from the last point of a path backwards."""
+    (x0, y0), (x1, y1) = points[-2], points[-1]
+    angle = math.atan2(y1 - y0, x1 - x0)
+    return [
+        [(x1, y1), (x1 - length * math.cos(angle + turn), y1 - length * math.sin(angle + turn))]
+        for turn in (0.5, -0.5)
+    ]
+
 
 def marks_of(sample: Sample) -> list[Mark]:
     """Regions, targets, then actions, of media that are there. Numbers that are not finite are not drawn."""
     scales = [_read(sample, i) for i in range(len(sample.media))]
-    marks: list[Mark | None] = []
+    placed = [_placed(mark, direction, scales) for mark, direction in _written(sample)]
+    return [mark for mark in placed if mark is not None]
+
+
+def _written(sample: Sample) -> Iterator[tuple[Mark, tuple[int, int] | None]]:
+    """Marks whose points are as the sample writes them, and the direction of an action."""
     for i, region in enumerate(sample.region_spans or ()):
-        text = region.label or "region"
-        marks += _placed(scales, region, region.media_index, f"r{i}", text, "region", region.start)
-    kinds = (("bbox", sample.bbox_targets), ("point", sample.point_targets))
-    targets = [target for _, listed in kinds for target in listed or ()]
+        about: Any = (f"r{i}", region.label or "region", "region", region.start)
+        yield from ((mark, None) for mark in _of_place(region, region.media_index, about))
+    targets: list[Any] = [*(sample.bbox_targets or ()), *(sample.point_targets or ())]
     for i, target in enumerate(targets):
         index = target.media_index
         index = _last_medium(sample, len(sample)) if index is None else index
-        text = target.label or "target"
-        marks += _placed(scales, target, index, f"t{i}", text, "target", None)
+        about = (f"t{i}", target.label or "target", "target", None)
+        yield from ((mark, None) for mark in _of_place(target, index, about))
     screens = Screens(sample, FAMILIES[sample.family])
     for i, span in enumerate(sample.action_spans or ()):
-        marks.append(_action_mark(sample, scales, screens, span, i))
-    return [mark for mark in marks if mark is not None]
+        action = drawn_action(span.action)
+        index = screens.before(span.start)
+        index = _last_medium(sample, span.start) if index is None else index
+        shape = "path" if len(action.points) > 1 else "click"
+        about = (str(i + 1), action.words, "action", span.start)
+        if index is not None and action.points:
+            direction = action.direction if shape == "click" else None
+            yield Mark(index, shape, action.points, *about), direction
+
+
+def _of_place(place: Any, index: int | None, about: Any) -> Iterator[Mark]:
+    """The box and the point of a region or a target."""
+    bbox, point = getattr(place, "bbox", None), getattr(place, "point", None)
+    if index is not None and bbox is not None:
+        yield Mark(index, "box", ((bbox[0], bbox[1]), (bbox[2], bbox[3])), *about)
+    if index is not None and point is not None:
+        yield Mark(index, "point", (point,), *about)
+
+
+def _placed(mark: Mark, direction: tuple[int, int] | None, scales: Scales) -> Mark | None:
+    """The mark in fractions of its picture; an action's direction becomes an arrow."""
+    read = scales[mark.media_index] if 0 <= mark.media_index < len(scales) else None
+    if read is None or not all(math.isfinite(v) for point in mark.points for v in point):
+        return None
+    points = [_fraction(point, *read) for point in mark.points]
+    if mark.shape == "box":  # corners in order, as far as a picture goes
+        (x0, y0), (x1, y1) = points
+        points = [(min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1))]
+    elif direction is not None:
+        (x, y), (dx, dy) = points[0], direction
+        points.append((x + dx * REACH, y + dy * REACH))
+    return replace(mark, points=tuple(points), shape="path" if direction else mark.shape)
 
 
 def system_read(sample: Sample) -> str | None:
@@ -78,63 +159,6 @@ def sizes_read(sample: Sample, media_index: int) -> Sizes | None:
         if most[0] > seen[0] or most[1] > seen[1]:
             seen = screen
     return None if seen is None else Sizes(model=seen)
-
-
-def _placed(
-    scales: Scales,
-    place: Any,
-    index: int | None,
-    letter: str,
-    text: str,
-    role: str,
-    token: int | None,
-) -> list[Mark | None]:
-    """The box and the point of a region or a target."""
-    bbox, point = getattr(place, "bbox", None), getattr(place, "point", None)
-    found: list[Mark | None] = []
-    if bbox is not None:
-        corners = ((bbox[0], bbox[1]), (bbox[2], bbox[3]))
-        found.append(_mark(scales, index, "box", corners, letter, text, role, token))
-    if point is not None:
-        found.append(_mark(scales, index, "point", (point,), letter, text, role, token))
-    return found
-
-
-def _action_mark(
-    sample: Sample, scales: Scales, screens: Screens, span: Any, number: int
-) -> Mark | None:
-    action = drawn_action(span.action)
-    index = screens.before(span.start)
-    index = _last_medium(sample, span.start) if index is None else index
-    shape = "path" if len(action.points) > 1 else "click"
-    about = (str(number + 1), action.words, "action", span.start)
-    mark = _mark(scales, index, shape, action.points, *about)
-    if mark is None or action.direction is None or shape == "path":
-        return mark
-    (x, y), (dx, dy) = mark.points[0], action.direction
-    return Mark(mark.media_index, "path", ((x, y), (x + dx * REACH, y + dy * REACH)), *about)
-
-
-def _mark(
-    scales: Scales,
-    index: int | None,
-    shape: str,
-    points: tuple[Any, ...],
-    letter: str,
-    text: str,
-    role: str,
-    token: int | None,
-) -> Mark | None:
-    if index is None or not 0 <= index < len(scales) or not points:
-        return None
-    read = scales[index]
-    if read is None or not all(math.isfinite(v) for point in points for v in point):
-        return None
-    fractions = tuple(_fraction(point, *read) for point in points)
-    if shape == "box":  # corners in order, as far as a picture goes
-        (x0, y0), (x1, y1) = fractions
-        fractions = ((min(x0, x1), min(y0, y1)), (max(x0, x1), max(y0, y1)))
-    return Mark(index, shape, fractions, letter, text, role, token)
 
 
 def _read(sample: Sample, media_index: int) -> tuple[str, Sizes] | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from mmpack.schema.sample import Sample
 from mmpack.schema.turns import span_turns
+from mmpack.view.forest import pieces
 
 ROLES = ("prompt", "picture", "video", "observation", "response", "thought", "action", "audio")
 PROMPT, PICTURE, VIDEO, OBSERVATION, RESPONSE, THOUGHT, ACTION, AUDIO = range(8)
@@ -92,27 +93,12 @@ def within(span: Any, length: int) -> slice:
 def rows_of(roles: Roles, start: int, edges: Iterable[int]) -> list[Row]:
     """The rows from token `start` on; `edges`: where else a row is cut into pieces."""
     length = len(roles.role)
-    if start >= length:
-        return []
-    changes = np.zeros(length + 1, bool)
-    for values in (roles.role, roles.loss, roles.turn, roles.medium):
-        changes[1:length] |= values[1:] != values[:-1]
-    bounds = [start, *(np.flatnonzero(changes[start + 1 : length]) + start + 1).tolist(), length]
     inner = np.unique([e for e in edges if start < e < length]).astype(np.int64)
     out = []
-    for a, b in pairwise(bounds):
+    for a, b in pieces(roles.role, roles.loss, roles.turn, roles.medium, start=start):
         cuts = inner[np.searchsorted(inner, a, "right") : np.searchsorted(inner, b, "left")]
-        out.append(
-            Row(
-                a,
-                b,
-                int(roles.role[a]),
-                bool(roles.loss[a]),
-                int(roles.turn[a]),
-                int(roles.medium[a]),
-                (a, *cuts.tolist(), b),
-            )
-        )
+        role, loss, turn = int(roles.role[a]), bool(roles.loss[a]), int(roles.turn[a])
+        out.append(Row(a, b, role, loss, turn, int(roles.medium[a]), (a, *cuts.tolist(), b)))
     return out
 
 

@@ -9,31 +9,27 @@ import numpy as np
 from mmpack.layout.forest import build_forest
 from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import Sample
-from mmpack.view.bars import histogram, saved_bars, saved_rows
+from mmpack.view.bars import histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing
-from mmpack.view.parts import Figure, Grid, Heading, Line, Part, Table, written
-from mmpack.view.tags import Markup, tag
+from mmpack.view.parts import Figure, Grid, Heading, Line, Part
 from mmpack.view.trace.roles import ROLES, roles_of
 
 OF_ROLE = tuple(f"mm-of {name}" for name in ROLES)  # the class of each role on a page of samples
 NAMED = 8  # names of rewards and costs that have a histogram
 
 
-def sums(samples: Sequence[Sample]) -> Markup:
-    """A part of the page that opens; rows, media and the forest are of the samples that break no rule."""
+def sums(samples: Sequence[Sample]) -> list[Part]:
+    """Figures of the page; rows, media and the forest are of the samples that break no rule."""
     whole = [sample for sample in samples if not any(problems_of(sample))]
     saved = repeated(whole)
     broken = len(samples) - len(whole)
     left = f" {broken} that break rules are left out." if broken else ""
-    parts: list[Part] = [
+    return [
         Grid(figures(samples)),
-        Heading("What is repeated, and what sharing saves"),
-        saved_bars(saved),
-        Table(("what", "each sample alone", "shared", "saved"), saved_rows(saved)),
+        *saved_parts(saved, "shared"),
         Line(f"All samples of this page in one pack.{left}", soft=True),
         *forest(whole),
     ]
-    return tag("details", tag("summary", "Figures"), written(parts), class_="sums")
 
 
 def figures(samples: Sequence[Sample]) -> list[Figure]:
@@ -46,12 +42,13 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
     if media:
         out.append(histogram([len(s.media) for s in samples], "media of a sample"))
         out.append(histogram(list(media.values()), "patches of a medium"))
-    named: dict[str, list[float]] = {}
-    for sample in samples:
-        for kind, scores in (("reward", sample.rewards), ("cost", sample.costs)):
-            for score in scores or ():
-                named.setdefault(f"{kind} {score.name}", []).append(score.value)
-    out += [histogram(values, name) for name, values in list(named.items())[:NAMED]]
+    scores = (
+        (kind, score)
+        for s in samples
+        for kind, some in (("reward", s.rewards), ("cost", s.costs))
+        for score in some or ()
+    )
+    out += score_histograms(scores)[:NAMED]
     logprobs = [s.rollout_logprobs for s in samples if s.rollout_logprobs is not None]
     if logprobs:
         out.append(histogram(np.concatenate(logprobs), "rollout's logprob of a loss token"))

@@ -13,8 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from mmpack.errors import one_line
 from mmpack.schema.sample import Sample
-from mmpack.view.tags import Markup, escape, joined, tag
+from mmpack.view.pages import Markup, escape, template
 from mmpack.view.trace.episodes import Node
 from mmpack.view.trace.roles import (
     LETTERS,
@@ -61,7 +62,8 @@ def rows(written: Written) -> Markup:
     for score in written.scores:
         if score.level != "sequence" and score.stop > node.shared:
             ends.setdefault(score.stop, []).append(score)
-    return tag("div", *(_row(written, row, ends) for row in found), class_="rows")
+    drawn = _joined([_row(written, row, ends) for row in found])
+    return Markup('<div class="rows">') + drawn + Markup("</div>")
 
 
 def logprobs_of(sample: Sample) -> np.ndarray | None:
@@ -87,46 +89,15 @@ def kept_of(sample: Sample) -> np.ndarray | None:
     return out
 
 
-def score_chip(score: Placed) -> Markup:
-    """A score as a word, its name and its value."""
-    name = tag("span", f"{score.kind} ", class_="what")
-    note = f", {score.note}" if score.note else ""
-    return tag(
-        "span",
-        name,
-        tag("b", f"{score.name} {score.number}"),
-        f" {score.scope}{note}" if score.level != "region" or note else "",
-        class_=f"sc {score.kind}",
-    )
-
-
 def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
     turn = "" if row.turn == NO_TURN else f"turn {row.turn}"
-    loss = "loss" if row.loss else ""
-    about = ", ".join(part for part in (ROLES[row.role], turn, loss) if part)
-    label = f"{about}, tokens {row.start} to {row.stop}"
+    about = ", ".join(filter(None, (ROLES[row.role], turn, "loss" if row.loss else "")))
     over = [s for s in written.scores if row.loss and _is_over(s, row)]
-    gutter = tag(
-        "div",
-        tag("b", LETTERS[row.role], class_="letter"),
-        tag(
-            "span", tag("b", ROLES[row.role]), tag("span", " loss", class_="inloss") if loss else ""
-        ),
-        tag("small", f"{turn}{' · ' if turn else ''}{row.start}–{row.stop}"),
-        class_="gut",
-    )
-    body = _placeholders(written, row, ends) if row.role in OF_MODALITY.values() else None
-    return tag(
-        "div",
-        gutter,
-        tag("div", _pieces(written, row, ends) if body is None else body, class_="txt"),
-        class_=f"row {ROLES[row.role]}{' loss' if loss else ''}",
-        tabindex="0",
-        role="group",
-        aria_label=label,
-        data_k=about,
-        data_m="; ".join(map(str, over)) or None,
-    )
+    of_medium = row.role in OF_MODALITY.values()
+    body = (_placeholders if of_medium else _pieces)(written, row, ends)
+    name, letter = ROLES[row.role], LETTERS[row.role]
+    makes = template("trace.html")
+    return Markup(makes.row(row, name, letter, turn, about, "; ".join(map(str, over)), body))
 
 
 def _is_over(score: Placed, row: Row) -> bool:
@@ -141,34 +112,30 @@ def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> 
     if known:
         name += f" {written.node.sample.media[row.medium].media_id}"
     count = row.stop - row.start
-    chip = tag(
-        "span",
-        f"{name} × {count:,}",
-        class_="p f",
-        data_s=row.start,
-        data_n=count,
-        data_i=packed_ids([int(written.node.sample.input_ids[row.start])]),
-    )
-    return joined([chip, *_chips(ends, row.start, row.stop)])
+    packed = packed_ids([int(written.node.sample.input_ids[row.start])])
+    about = f'class="p f" data-s="{row.start}" data-n="{count}" data-i="{packed}"'
+    chip = Markup(f"<span {about}>{escape(one_line(f'{name} × {count:,}'))}</span>")
+    return _joined([chip, *_chips(ends, row.start, row.stop)])
 
 
 def _pieces(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
     """All of a row in the loss; of another its head, the rest to be opened."""
     if row.loss or row.stop - row.start <= HEAD + HEAD // 4:
-        return joined(_between(written, row, ends, row.start, row.stop))
+        return _joined(_between(written, row, ends, row.start, row.stop))
     split = row.start + HEAD
-    head = joined(_between(written, row, ends, row.start, split))
+    head = _joined(_between(written, row, ends, row.start, split))
     rest: list[Markup]
     if row.stop - row.start > ROW_HEAD + ROW_TAIL:
         gap = (row.start + ROW_HEAD, row.stop - ROW_TAIL)
         rest = _between(written, row, ends, split, gap[0])
-        rest.append(tag("span", f" {gap[1] - gap[0]:,} tokens are not drawn ", class_="gap"))
+        words = f" {gap[1] - gap[0]:,} tokens are not drawn "
+        rest.append(Markup(f'<span class="gap">{words}</span>'))
         rest += _chips(ends, gap[0], gap[1])
         rest += _between(written, row, ends, gap[1], row.stop)
     else:
         rest = _between(written, row, ends, split, row.stop)
-    more = tag("summary", f"{row.stop - split:,} more tokens")
-    return joined([head, tag("details", more, *rest, class_="more")])
+    more = Markup(f'<details class="more"><summary>{row.stop - split:,} more tokens</summary>')
+    return _joined([head, more, *rest, Markup("</details>")])
 
 
 def _between(
@@ -212,9 +179,9 @@ def _piece(written: Written, start: int, stop: int, same: bool) -> Markup:
         given += _kept(written.kept[start:stop])
     body = escape(("" if texts is not None else " ").join(shown))
     opened = Markup(f'<span class="{" ".join(names)}" data-s={start}{given}>')
-    mark = tag("sup", " ".join(f"r{i}" for i in regions)) if regions else ""
+    mark = f"<sup>{' '.join(f'r{i}' for i in regions)}</sup>" if regions else ""
     space = "" if texts is not None else " "
-    return joined([opened + body + Markup("</span>"), mark, space])
+    return opened + body + Markup(f"</span>{mark}{space}")
 
 
 def packed_ids(ids: Sequence[int]) -> str:
@@ -258,7 +225,12 @@ def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]
     if not ends:
         return []
     found = [end for end in ends if start < end <= stop]
-    return [score_chip(score) for end in sorted(found) for score in ends[end]]
+    chip = template("trace.html").chip
+    return [chip(score) for end in sorted(found) for score in ends[end]]
+
+
+def _joined(parts: Sequence[Markup]) -> Markup:
+    return Markup("").join(parts)
 
 
 def _ids(written: Written) -> np.ndarray:

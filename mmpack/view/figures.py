@@ -5,15 +5,35 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from mmpack.view.parity.style import STYLE
-from mmpack.view.parts import Figure, Grid, Heading, Key, Line, Part, Table
-from mmpack.view.shapes import WIDE, Box, Drawing, Stroke, Word
-from mmpack.view.trace.drawing import Sheet
+from mmpack.view.parts import (
+    WIDE,
+    Box,
+    Card,
+    Curve,
+    Drawing,
+    Figure,
+    Folded,
+    Grid,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Picture,
+    Ring,
+    Stroke,
+    Styled,
+    Table,
+    Tokens,
+    Word,
+)
+from mmpack.view.sheet import Sheet
 
 WIDTH, MARGIN = 1080, 40
-ACROSS, GAP = 4, 26.0  # small figures of a line, room between them
+GAP = 26.0  # between small figures of a line
 ROWS = 12  # of a table
 SIZES = {1: 24, 2: 18, 3: 15}  # of headings
 PAPER = "#ffffff"
@@ -21,56 +41,73 @@ COLUMN = 640.0  # of a table: its widest
 
 
 def figure(parts: Iterable[Part]) -> bytes:
-    """The PNG; folded tables are left out.
+    """The PNG; what is folded, and tokens one by one, are left out.
 
     Raises: ArgumentError for a figure that is too high, MissingExtraError without Pillow.
     """
     sheet = Sheet(WIDTH, PAPER)
     sheet.y = MARGIN - 8
-    for part in parts:
-        _PARTS[type(part)](sheet, part)
+    _parts(sheet, parts)
     out = io.BytesIO()
     sheet.image(sheet.y + MARGIN - 12).save(out, "PNG")
     return out.getvalue()
 
 
-def _colours() -> dict[str, str]:
-    """Those of the page's style sheet, light."""
-    light = STYLE.partition("@media")[0]
-    return dict(re.findall(r"--([a-z]+):(#[0-9a-f]+)", light))
+def light_colours(sheet: str) -> dict[str, str]:
+    """The variables of a style sheet of pages."""
+    text = (Path(__file__).parent / "templates" / sheet).read_text(encoding="utf-8")
+    return dict(re.findall(r"--([a-z]+):(#[0-9a-f]+)", text.partition("@media")[0]))
 
 
-COLOURS = _colours()
+COLOURS = light_colours("parts.css")
 INK, SOFT, RULE = COLOURS["fg"], COLOURS["soft"], COLOURS["line"]
+LINES = ("bad", "image", "good", "video")  # colours of curves, in turn
+MEANT = {f"line{k}": COLOURS[name] for k, name in enumerate(LINES)}
+STROKES = {"mm-mean": COLOURS["bad"], "mm-mark": COLOURS["bad"], "mm-rule": RULE}
+MEANT |= {"up": COLOURS["image"], "down": COLOURS["observation"]}
+
+
+def _parts(sheet: Sheet, parts: Iterable[Part]) -> None:
+    for part in parts:
+        if isinstance(part, Card):
+            _parts(sheet, part.parts)
+        elif not isinstance(part, Folded | Tokens):
+            _PARTS[type(part)](sheet, part)
+
+
+def _plain(text: Any) -> str:
+    return _plain(text.text) if isinstance(text, Styled) else "" if text is None else str(text)
 
 
 def _heading(sheet: Sheet, part: Heading) -> None:
-    size = SIZES[part.level]
+    size, words = SIZES[part.level], part.text
+    if part.tags:
+        words += f": {', '.join(map(_plain, part.tags))}"
     sheet.y += 0 if part.level == 1 else 16 if part.level == 2 else 4
-    sheet.text(MARGIN, sheet.y, _one(sheet, part.text, size), size, COLOURS.get(part.verdict, INK))
+    sheet.text(MARGIN, sheet.y, _one(sheet, words, size), size, COLOURS.get(part.verdict, INK))
     sheet.y += size + 12
 
 
 def _line(sheet: Sheet, part: Line) -> None:
-    for text in sheet.wrapped(part.text, 13, WIDTH - 2 * MARGIN, 6):
+    for text in sheet.wrapped("".join(map(_plain, part.texts)), 13, WIDTH - 2 * MARGIN, 6):
         sheet.text(MARGIN, sheet.y, text, 13, SOFT if part.soft else INK)
         sheet.y += 19
     sheet.y += 3
 
 
 def _table(sheet: Sheet, part: Table) -> None:
-    if part.folded:
-        return
-    rows = [[str(cell) for cell in row] for row in part.rows[:ROWS]]
-    lines = [list(part.head), *rows]
-    wide = [min(max(sheet.width(t, 13) for t in c) + 24, COLUMN) for c in zip(*lines, strict=True)]
+    lines = [part.head, *part.rows[:ROWS]]
+    wide = [min(max(map(partial(_width, sheet), c)) + 24, COLUMN) for c in zip(*lines, strict=True)]
     shrink = min(1.0, (WIDTH - 2 * MARGIN) / sum(wide))
     right = MARGIN + sum(wide) * shrink
     for k, cells in enumerate(lines):
         x = float(MARGIN)
-        for text, width in zip(cells, wide, strict=True):
-            (shown,) = sheet.wrapped(text, 13, width * shrink - 12, 1)
-            sheet.text(x, sheet.y, shown, 13, SOFT if k == 0 else INK)
+        for cell, width in zip(cells, wide, strict=True):
+            if isinstance(cell, Drawing):
+                _shapes(sheet, cell, x, sheet.y + 3, shrink)
+            else:
+                (shown,) = sheet.wrapped(_plain(cell), 13, width * shrink - 12, 1)
+                sheet.text(x, sheet.y, shown, 13, SOFT if k == 0 else INK)
             x += width * shrink
         sheet.y += 21
         sheet.rule(MARGIN, right, sheet.y - 3, RULE)
@@ -80,10 +117,15 @@ def _table(sheet: Sheet, part: Table) -> None:
         _line(sheet, Line(f"and {more:,} more", soft=True))
 
 
+def _width(sheet: Sheet, cell: Any) -> float:
+    return cell.width if isinstance(cell, Drawing) else sheet.width(_plain(cell), 13)
+
+
 def _key(sheet: Sheet, part: Key) -> None:
     x = float(MARGIN)
     for style, name in part.entries:
-        sheet.box((x, sheet.y + 3, x + 11, sheet.y + 14), _fill(sheet, style), None)
+        top = sheet.y + (7 if part.curves else 3)
+        sheet.box((x, top, x + 11, top + (3 if part.curves else 11)), _fill(sheet, style), None)
         x = sheet.text(x + 17, sheet.y, name, 13, SOFT) + 18
     sheet.y += 24
 
@@ -95,9 +137,9 @@ def _drawing(sheet: Sheet, part: Drawing) -> None:
 
 
 def _grid(sheet: Sheet, part: Grid) -> None:
-    wide = (WIDTH - 2 * MARGIN - (ACROSS - 1) * GAP) / ACROSS
-    for k in range(0, len(part.figures), ACROSS):
-        row = part.figures[k : k + ACROSS]
+    wide = (WIDTH - 2 * MARGIN - (part.across - 1) * GAP) / part.across
+    for k in range(0, len(part.figures), part.across):
+        row = part.figures[k : k + part.across]
         heights = [
             _small(sheet, figure, MARGIN + i * (wide + GAP), wide) for i, figure in enumerate(row)
         ]
@@ -122,11 +164,20 @@ def _shapes(sheet: Sheet, drawing: Drawing, left: float, top: float, scale: floa
         if isinstance(shape, Stroke):
             ends = [(left + shape.x1 * scale, top + shape.y1 * scale)]
             ends.append((left + shape.x2 * scale, top + shape.y2 * scale))
-            mean = shape.style == "mm-mean"
-            sheet.line(ends, COLOURS["bad"] if mean else SOFT, 1, dashed=mean)
+            sheet.line(ends, STROKES.get(shape.style, SOFT), 1, dashed=shape.style == "mm-mean")
         elif isinstance(shape, Word):
             _word(sheet, shape, left + shape.x * scale, top + shape.y * scale, scale)
-        elif "mm-hit" not in shape.style:
+        elif isinstance(shape, Curve):
+            points = [(left + x * scale, top + y * scale) for x, y in shape.points]
+            width = 1 if shape.dashed else 2
+            sheet.line(points, _fill(sheet, shape.style), width, shape.dashed)
+        elif isinstance(shape, Ring):
+            at = (left + shape.x * scale, top + shape.y * scale)
+            sheet.ring(at, 6, _fill(sheet, shape.style), 2)
+        elif isinstance(shape, Picture):
+            at = (left + shape.x * scale, top + shape.y * scale)
+            sheet.picture(shape.pixels, at, (shape.width * scale, shape.height * scale))
+        elif isinstance(shape, Box) and "mm-hit" not in shape.style:
             _box(sheet, shape, left, top, scale)
 
 
@@ -149,7 +200,7 @@ def _box(sheet: Sheet, box: Box, left: float, top: float, scale: float) -> None:
 
 def _fill(sheet: Sheet, style: str) -> str:
     names = [name.removeprefix("mm-") for name in style.split()]
-    own = {"read": INK, "room": RULE, "box": COLOURS["card"]}
+    own = {"read": INK, "room": RULE, "box": COLOURS["card"], **MEANT}
     colour = own.get(names[0]) or COLOURS[names[0]]
     return sheet.mixed(colour, PAPER, 0.4) if "pale" in names else colour
 

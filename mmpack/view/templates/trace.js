@@ -1,9 +1,3 @@
-"""The page's script: keys, and the line about the token that is focused. It reads the page and asks for nothing.
-
-A row's pieces become one element per token when the row is entered, so that a page of many tokens opens at once.
-"""
-
-SCRIPT = r"""
 (() => {
 const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", LONGEST = 63;
 const all = (s, e = document) => [...e.querySelectorAll(s)];
@@ -136,4 +130,3 @@ document.addEventListener("keydown", e => {
   }
 });
 })();
-"""

@@ -11,6 +11,8 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mmpack.errors import ArgumentError, require
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ SCALE = 2  # pixels per unit
 STEP = 800  # units by which the sheet grows
 TALLEST = 16_000  # units
 LETTERS = 1000  # of a line, which is wider than any sheet
-PLAIN = {"×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
+PLAIN = {"Δ": "d", "×": "x", "→": "->", "–": "-", "−": "-", "⇥": " "}
 DASH = (6.0, 4.0)
 
 Point = tuple[float, float]
@@ -111,8 +113,10 @@ class Sheet:
         dot = [_px(x - 1.5), _px(y - 1.5), _px(x + 1.5), _px(y + 1.5)]
         self._pen.ellipse(dot, colour)
 
-    def picture(self, picture: Image, at: Point, size: Point) -> None:
+    def picture(self, pixels: np.ndarray, at: Point, size: Point) -> None:
+        """Pixels uint8 [h, w, 3], resized."""
         self._reach(at[1] + size[1])
+        picture = self._pillow.fromarray(pixels)
         filter_ = self._pillow.Resampling.LANCZOS
         small = picture.resize((max(_px(size[0]), 1), max(_px(size[1]), 1)), filter_)
         self._whole.paste(small, (_px(at[0]), _px(at[1])))

@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from mmpack.parity.drift_axes import COLUMNS
-from mmpack.view.tags import Markup, joined, table, tag
+from mmpack.view.parts import Box, Drawing, Heading, Line, Part, Table
 
 if TYPE_CHECKING:
     from mmpack.parity.drift import LogprobDrift
 
-WIDE, HIGH = 160, 10  # of a bar, in its own units
+WIDTH, HIGH = 160, 10  # of a bar, in its own units
 DECADES = 6  # of the scale at most
 
 
@@ -34,36 +34,40 @@ class Scale:
         return f"bars: mean |Δ| from 1e{self.low} to 1e{self.high}, logarithmic"
 
 
-def drift_section(drift: LogprobDrift, note: str) -> Markup:
+def drift_parts(
+    drift: LogprobDrift, note: str, title: str = "Drift of logprobs, told apart"
+) -> list[Part]:
     """Figures, what they suggest, and a table with bars for each axis of more than one group. `note`: of what."""
     if not drift.axes:
-        return Markup("")
+        return []
     scale = Scale(drift)
-    parts = [
-        tag("h2", "Drift of logprobs, told apart"),
-        *(tag("p", sentence) for sentence in drift.sentences),
-        tag("p", f"{note}; {scale}", class_="mm-note"),
+    parts: list[Part] = [
+        Heading(title),
+        *map(Line, drift.sentences),
+        Line(f"{note}; {scale}", soft=True),
     ]
     for name, axis in drift.axes.items():
         if len(axis.groups) < 2:
             continue
+        stands = bool(axis.suggests) and not axis.suggests.startswith("stands")
         rows = []
         for group in axis.groups:
             shown, *figures = group.row
-            rows.append((shown, _bar(scale.length(group.mean_abs), group.mean_abs), *figures))
-        head = (COLUMNS[0], "", *COLUMNS[1:])
-        parts += [tag("h3", f"by {name}"), table(head, rows)]
+            rows.append(
+                (shown, _bar(scale.length(group.mean_abs), group.mean_abs, stands), *figures)
+            )
+        parts += [Heading(f"by {name}", 3), Table((COLUMNS[0], "", *COLUMNS[1:]), rows)]
         if axis.suggests:
-            parts.append(tag("p", axis.suggests, class_="mm-note"))
-    return joined(parts)
+            parts.append(Line(axis.suggests, soft=True))
+    return parts
 
 
-def _bar(length: float, mean: float) -> Markup:
-    return tag(
-        "svg",
-        tag("rect", width=f"{length * WIDE:.2f}", height=HIGH),
-        view_box=f"0 0 {WIDE} {HIGH}",
-        class_="mm-bar",
-        role="img",
-        aria_label=f"mean drift {mean:.3g}",
-    )
+def drift_figure(drift: LogprobDrift, title: str) -> list[Part]:
+    """The same by itself, under a title; its figures where no axis has groups."""
+    whole = drift_parts(drift, "all samples handed in")[1:] or [*map(Line, drift.sentences)]
+    return [Heading(title, 1), *whole]
+
+
+def _bar(length: float, mean: float, stands: bool) -> Drawing:
+    box = Box(0, 0, length * WIDTH, HIGH, "mm-down" if stands else "mm-up")
+    return Drawing([box], HIGH, f"mean drift {mean:.3g}", WIDTH, fixed=True, style="mm-bar")

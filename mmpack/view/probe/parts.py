@@ -1,0 +1,175 @@
+"""The parts of reports of the probe: what parts first and what to look at, layer × error as a chart, all modules."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmpack.probe.report import Kind, ProbeReport
+from mmpack.view.parts import (
+    WIDE,
+    Curve,
+    Drawing,
+    Heading,
+    Key,
+    Line,
+    Part,
+    Ring,
+    Shape,
+    Stroke,
+    Styled,
+    Table,
+    Word,
+)
+
+LAYER = re.compile(r"\.(layers|blocks|layer)\.(\d+)(?=\.|$)")
+LEAST = 1e-9  # errors of 0 stand on the lowest line
+HIGH, LEFT, TOP, BELOW = 320.0, 52.0, 8.0, 22.0  # of the chart: its room, and what is around it
+CURVES = 4  # styles of curves
+
+
+@dataclass
+class Scale:
+    """Names of the stages of all reports, in order, and the decades that hold every error."""
+
+    stages: list[str]
+    low: int
+    high: int
+
+    def x(self, name: str) -> float:
+        return self._across(self.stages.index(name))
+
+    def y(self, error: float) -> float:
+        value = math.log10(max(error, LEAST)) if math.isfinite(error) else math.inf
+        share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        return HIGH - share * (HIGH - TOP)
+
+    def layers(self) -> list[tuple[float, str]]:
+        """Where each layer begins, and its short name."""
+        out: dict[str, float] = {}
+        for k, stage in enumerate(self.stages):
+            if found := LAYER.search(stage):
+                short = f"{'' if found[1] == 'layers' else 'v'}{found[2]}"
+                out.setdefault(short, self._across(k))
+        return [(x, short) for short, x in out.items()]
+
+    def _across(self, stage: int) -> float:
+        return LEFT + stage / max(len(self.stages) - 1, 1) * (WIDE - LEFT - 8)
+
+
+def scale_of(reports: Sequence[ProbeReport]) -> Scale:
+    """One scale for all reports."""
+    stages: list[str] = []
+    values = [LEAST * 10]
+    for report in reports:
+        at = 0
+        for row in report.modules:
+            if row.name in stages:
+                at = stages.index(row.name) + 1
+            else:
+                stages.insert(at, row.name)
+                at += 1
+            values += [v for v in (row.max_error, row.bound) if v > 0 and math.isfinite(v)]
+    low = max(math.floor(math.log10(min(values))), math.floor(math.log10(LEAST)))
+    high = max(math.ceil(math.log10(max(values))), low + 1)
+    return Scale(stages, low, high)
+
+
+def report_parts(reports: Sequence[ProbeReport], title: str | None = None) -> list[Part]:
+    """What a page and a notebook show; the first report is the subject."""
+    report = reports[0]
+    only = [
+        Line([f"only {name} has, so not compared: ", Styled(", ".join(names), "code")])
+        for name, names in zip((report.a, report.b), report.only, strict=True)
+        if names
+    ]
+    again = [Line(["again: ", Styled(report.command, "code")])] if report.command else []
+    return [
+        *([Heading(title, 1)] if title else []),
+        *_head(report),
+        Heading("Layer × error"),
+        *chart_parts(reports, [f"{r.a} | {r.b}" for r in reports]),
+        Heading("Modules"),
+        _modules(report),
+        *only,
+        *again,
+    ]
+
+
+def figure_parts(reports: Sequence[ProbeReport], labels: Sequence[str], title: str) -> list[Part]:
+    """What a figure shows: the chart, and where each report parts."""
+    about = "largest error of each module in order of execution, relative to its row"
+    parts: list[Part] = [Heading(title, 1), Line(about, soft=True), *chart_parts(reports, labels)]
+    for report, label in zip(reports, labels, strict=True):
+        words = "alike" if report.first is None else f"parts at {report.first}"
+        parts.append(Line(f"{label}: {words}", soft=True))
+    return parts
+
+
+def chart_parts(reports: Sequence[ProbeReport], labels: Sequence[str]) -> list[Part]:
+    """All reports' lines on one logarithmic scale, and what they stand for."""
+    scale = scale_of(reports)
+    shapes: list[Shape] = []
+    for decade in range(scale.low, scale.high + 1):
+        y = scale.y(10.0**decade)
+        shapes += [Stroke(LEFT, y, WIDE, y, "mm-rule"), Word(0, y + 4, f"1e{decade}", "mm-soft")]
+    last = -100.0
+    for x, name in scale.layers():
+        shapes.append(Stroke(x, 0, x, HIGH, "mm-rule"))
+        if x - last > 22:
+            shapes.append(Word(x + 2, HIGH + 16, name, "mm-soft"))
+            last = x
+    for k, report in enumerate(reports):
+        style = f"mm-line{k % CURVES}"
+        # from left to right, whatever order its modules ran in
+        rows = sorted(report.modules, key=lambda row: scale.x(row.name))
+        for dashed in (True, False):
+            points = [(scale.x(r.name), scale.y(r.bound if dashed else r.max_error)) for r in rows]
+            shapes.append(Curve(points, style, dashed))
+        if report.first is not None:
+            row = report.modules[report.first.index_of_module]
+            shapes.append(Ring(scale.x(row.name), scale.y(row.max_error), style))
+    about = "largest error of each module, in order of execution, on a logarithmic scale"
+    note = "dashed: what is allowed; ring: where it parts first; v0: first block of the tower, 0: first text layer"
+    key = Key([(f"mm-line{k % CURVES}", label) for k, label in enumerate(labels)], curves=True)
+    return [Drawing(shapes, HIGH + BELOW, about), key, Line(note, soft=True)]
+
+
+def _head(report: ProbeReport) -> Iterator[Part]:
+    first = report.first
+    verdict, style = ("Alike", "good") if report.ok else ("Not compared", "bad")
+    yield Heading("Parted" if first else verdict, 1, "bad" if first else style)
+    yield Line(f"{report.a} and {report.b}", soft=True)
+    if first is not None:
+        rows: list[tuple[str, Any]] = [
+            ("module", Styled(first.name, "code")),
+            ("stage", first.stage),
+            ("sample, token", f"{first.sample}, {first.token}"),
+            ("modality", first.modality),
+            ("error, bound", f"{first.error:.2e}, {first.bound:.2e}"),
+            ("look at", report.suggests),
+        ]
+        if first.medium is not None:
+            rows.insert(4, ("medium, row", f"{first.medium}, {first.row}"))
+        yield Table(("first", ""), rows)
+    elif report.ok:
+        yield Line(f"{len(report.modules)} stages agree within what rounding explains.")
+    yield from map(Line, report.notes)
+
+
+def _modules(report: ProbeReport) -> Table:
+    kinds = list(dict.fromkeys(name for row in report.modules for name in row.kinds))
+    rows = [
+        (Styled(row.name, "code"), f"{row.all.rows:,}", _cell(row.all))
+        + tuple(_cell(row.kinds[name]) if name in row.kinds else "" for name in kinds)
+        for row in report.modules
+    ]
+    return Table(("module", "rows", "error / bound", *kinds), rows)
+
+
+def _cell(kind: Kind) -> Styled:
+    words = f"{kind.max_error:.1e} ({kind.worst:.2g}×)"
+    return Styled(words, "mark" if kind.parted else "span")
