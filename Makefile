@@ -145,7 +145,7 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/python tests/conformance/table.py --check
 	$(BIN)/python docs/site/figures.py --check
 	$(BIN)/python docs/site/notebook.py --check
-	$(BIN)/python docs/site/rule_pages.py --check
+	$(BIN)/python docs/site/explained.py --check
 
 .PHONY: docs
 docs: .venv-docs/.stamp  ## the documentation site, to build/site; a warning is an error, and so is a link that leads nowhere

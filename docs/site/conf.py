@@ -60,4 +60,5 @@ def setup(app):
     names = reference.write(HERE.parent / "api")
     app.connect("source-read", pages.with_tree)
     app.connect("doctree-read", lambda app, doctree: pages.link_names(doctree, names))
+    app.connect("doctree-read", pages.name_rows)
     app.connect("doctree-resolved", pages.link_rules)
