@@ -31,7 +31,7 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.adapters.transformers.modules import decoder_layers
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks_trainers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks.md"
 COLUMNS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
