@@ -9,7 +9,7 @@ from test_docs_run import ROOT, blocks
 MEDIA, SITE, TRL = "test_docs_media.py", "test_site_examples.py", "test_docs_trl.py"
 # Pages that are not run as a whole by test_docs_run.py: how many blocks, and the tests that run them.
 ELSEWHERE = {
-    "README.md": (3, "test_docs_run.py"),
+    "README.md": (2, "test_docs_run.py"),
     "docs/adapters.md": (
         7,
         *("test_docs_run.py", "adapters/test_verl.py", "adapters/test_sglang.py"),
@@ -35,10 +35,9 @@ ELSEWHERE = {
     "docs/trl.md": (4, TRL),
     "docs/video.md": (4, MEDIA),
 }
-# docs/rules/ and docs/causes/ have tests of their own, of every block
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/rfc/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
     if re.search(r"^```python$", path.read_text(encoding="utf-8"), re.MULTILINE)
 )
 WHOLE = re.compile(r"""\brun\(\s*(?:page|"(docs/\w+\.md)")[,)]""")
