@@ -8,7 +8,26 @@ from sphinx import addnodes
 INDEX = "docs/index"
 # pages whose own links are no list: below them goes what the pattern names
 BELOW = {
-    "docs/performance": "/benchmarks/results/*",
+    "docs/performance": ["/benchmarks/results/*", "/benchmarks/scale"],
+    "docs/consistency": ["/tests/chain/README"],
+    "docs/trace": ["/tests/rfc/README"],
+}
+# what people type into the search -> the page that answers it, which then comes first
+ANSWERS = {
+    "docs/kept_ids": ("top-p", "top-k", "min-p", "sampling mask"),
+    "docs/faq": ("empty response", "image tokens do not match", "importance ratio", "padding side"),
+    "docs/video": ("video GRPO", "frame sampling", "fps"),
+    "docs/trl": ("GRPOTrainer", "GRPO with TRL"),
+    "docs/parity": ("something differs", "mismatch", "logprobs differ"),
+    "docs/routes": ("routing replay", "mixture of experts", "MoE"),
+    "docs/memory": ("out of memory", "OOM"),
+    "docs/losses": ("KL", "clip", "DAPO", "GSPO", "CISPO"),
+    "docs/packing": ("attention mask", "padding", "shared prefix"),
+    "docs/adapters": ("verl", "OpenRLHF", "slime", "vime", "sglang"),
+    "docs/engines": ("vLLM",),
+    "docs/ranks": ("FSDP", "DDP", "DeepSpeed", "tensor parallel"),
+    "docs/teachers": ("distillation",),
+    "docs/trajectories": ("agent", "multi-turn"),
 }
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
 LINK = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
@@ -19,6 +38,14 @@ CODE = re.compile(r"\b(MM\d{3})\b")
 REFERENCE = "- [API](api/index.md): every public name, with shapes, units and errors.\n"
 
 
+def with_answers(app, name: str, source: list[str]) -> None:
+    """Add the queries that a page answers to its index, below its title."""
+    if name in ANSWERS:
+        entries = ", ".join(f"! {query}" for query in ANSWERS[name])
+        title, _, rest = source[0].partition("\n")
+        source[0] = f"{title}\n\n```{{index}} {entries}\n```\n{rest}"
+
+
 def with_tree(app, name: str, source: list[str]) -> None:
     """Add toctrees that don't show on the page itself."""
     if name == INDEX:
@@ -27,7 +54,7 @@ def with_tree(app, name: str, source: list[str]) -> None:
             text += toctree([f"{a} <{b}>" for a, b in LINK.findall(links)], caption=title)
         source[0] = text
     elif name in BELOW:
-        source[0] += toctree([BELOW[name]], glob=True)
+        source[0] += toctree(BELOW[name], glob=True)
 
 
 def toctree(entries: list[str], caption: str = "", glob: bool = False) -> str:
