@@ -1,8 +1,8 @@
-"""What a sample costs on the host, part by part: `python benchmarks/scale.py`. benchmarks/scale.md reckons with the rows.
+"""What a sample costs on the host, part by part: `python benchmarks/scale.py`. scale.md reckons with the rows.
 
 CPU time of the process, the best of some runs, with one thread; bytes of files as they are. A sample has 1,024 tokens,
-one picture, and every field that a rollout fills; no two are alike. `--page` writes the table of benchmarks/scale.md from the
-rows, `--check` says whether it is there. No GPU.
+one picture, and every field that a rollout fills; no two are alike. `--page` writes scale.md's table from the rows,
+`--check` says whether it is there. No GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ STEP, ALL = RANKS * EACH, 10**9
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="write the table of benchmarks/scale.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write the table of benchmarks/scale.md"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if it is another")
     args = parser.parse_args()
     if not (args.page or args.check):
@@ -55,7 +57,9 @@ def main() -> int:
     if args.page:
         PAGE.write_text(wanted, encoding="utf-8")
     elif found != wanted:
-        print("benchmarks/scale.md is not what its results give. Fix: python benchmarks/scale.py --page")
+        print(
+            "benchmarks/scale.md is not what its results give. Fix: python benchmarks/scale.py --page"
+        )
         return 1
     return 0
 

@@ -13,8 +13,9 @@ from benchmarks.step.workloads import WORKLOADS
 SECTION = """## A whole training step
 
 Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
-prompts with 8 responses to each (4 where responses are long).{padded} *Packing without
-padding* is done as verl does, with mmpack's attention. [All rows](../benchmarks/results/step.md): memory, first steps, every peer that was measured, and how.
+prompts with 8 responses to each (4 where responses are long).{padded} *Packing without padding* is done as verl does,
+with mmpack's attention. [All rows](../benchmarks/results/step.md): memory, first steps, every peer that was measured,
+and how.
 """
 RUN = """```sh
 python -m benchmarks.step  # all that the report lacks, row by row; stop and start it as you like

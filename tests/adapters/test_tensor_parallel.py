@@ -178,7 +178,9 @@ def check_two(rank, ranks, folder):
     model = made()
     names = {"model": model, "mesh": mesh, "batch": batch, "attach": attach}
     exec(
-        next(b for b in PAGE.read_text().split("```python") if "parallelize_module" in b).split("```")[0],
+        next(b for b in PAGE.read_text().split("```python") if "parallelize_module" in b).split(
+            "```"
+        )[0],
         names | {"packed_logprobs": packed_logprobs},
     )
     hooks = list(model.lm_head._forward_hooks)
