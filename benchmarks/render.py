@@ -42,9 +42,7 @@ OVERVIEW_HEAD = """## Some cases of these pages
 """
 OPS_HEAD = """## Single ops
 
-Each benchmark of a GPU op first compares the op's values with a reference, and stops if they differ too much: ops that
-move rows must match bit for bit, most others within the [numerical contract](../mmpack/contracts.py). `chain` counts
-what is beyond its bounds. Benchmarks of the host check some of their results.
+Each benchmark of a GPU op first compares its values with a reference, and stops if they differ too much.
 """
 OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
