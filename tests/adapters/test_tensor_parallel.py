@@ -177,10 +177,10 @@ def check_two(rank, ranks, folder):
 
     model = made()
     names = {"model": model, "mesh": mesh, "batch": batch, "attach": attach}
+    blocks = [part.split("```")[0] for part in PAGE.read_text().split("```python")[1:]]
+    (block,) = [block for block in blocks if "parallelize_module" in block]
     exec(
-        next(b for b in PAGE.read_text().split("```python") if "parallelize_module" in b).split(
-            "```"
-        )[0],
+        block,
         names | {"packed_logprobs": packed_logprobs},
     )
     hooks = list(model.lm_head._forward_hooks)
