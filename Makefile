@@ -107,7 +107,7 @@ bench:  ## every op of the hot path against its floor, with the machine's own Py
 	$(PYTHON) benchmarks/render.py
 
 .PHONY: conformance
-conformance: $(STAMP) .venv-verl/.stamp .venv-upstream/.stamp  ## the checks of every family, to fixtures/conformance/ and README's table; FAMILY=name for one
+conformance: $(STAMP) .venv-verl/.stamp .venv-upstream/.stamp  ## the checks of every family, to fixtures/conformance/ and the table of docs/families.md; FAMILY=name for one
 	families="$(or $(FAMILY),$$(PYTHONPATH=tests $(BIN)/python -c 'import support.kits as k; print(*k.kit_names())'))"; \
 	set -- $$(printf -- '--family %s ' $$families); \
 	$(PYTEST) "$$@" --results fixtures/conformance || [ $$? -eq 1 ]; \
@@ -141,11 +141,10 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/python tests/support/rooms.py --check
 	$(BIN)/python tests/support/tried_with.py --check
 	$(BIN)/python tests/support/manual.py --check
-	$(BIN)/python tests/support/family_fields.py --check
 	$(BIN)/python tests/conformance/table.py --check
 	$(BIN)/python docs/site/figures.py --check
 	$(BIN)/python docs/site/notebook.py --check
-	$(BIN)/python docs/site/rule_pages.py --check
+	$(BIN)/python docs/site/explained.py --check
 
 .PHONY: docs
 docs: .venv-docs/.stamp  ## the documentation site, to build/site; a warning is an error, and so is a link that leads nowhere

@@ -1,7 +1,7 @@
 """What benchmarks/results/*.json gives: `python benchmarks/render.py [--check]`.
 
 docs/performance.md, a page of each report beside it with its chart first, README's headline with
-docs/speed.svg and docs/speed.png, the counts of docs/consistency.md.
+docs/speed.svg and docs/speed.png, the counts of tests/chain/README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPS = Path("benchmarks/results")  # a page of each op
 FROM_DOCS = f"../{OPS}"
 SVG, PNG = Path("docs/speed.svg"), Path("docs/speed.png")
 README = Path("README.md")
-CONSISTENCY = Path("docs/consistency.md")
+CHAIN = Path("tests/chain/README.md")
 RESULTS = Path(__file__).parent / "results"
 STEP, LIGER = "step.json", "step_liger.json"
 BEGIN, END = "<!-- step: benchmarks/render.py -->\n", "<!-- /step -->\n"
@@ -42,9 +42,7 @@ OVERVIEW_HEAD = """## Some cases of these pages
 """
 OPS_HEAD = """## Single ops
 
-Each benchmark of a GPU op first compares the op's values with a reference, and stops if they differ too much: ops that
-move rows must match bit for bit, most others within the [numerical contract](../mmpack/contracts.py). `chain` counts
-what is beyond its bounds. Benchmarks of the host check some of their results.
+Each benchmark of a GPU op first compares its values with a reference, and stops if they differ too much.
 """
 OVERVIEW = "Each page has its versions, commands and all rows. To measure again, start on a GPU:"
 OVERVIEW_RUN = """```sh
@@ -115,8 +113,8 @@ def made(results: Path, readme: str) -> dict[Path, str | bytes]:
     lines_of_readme = page.headline(rows, str(SVG), str(PNG), draw.WIDTH, str(PAGE))
     texts[README] = _between(readme, BEGIN, lines_of_readme, END)
     if "chain" in ops:
-        whole = (ROOT / CONSISTENCY).read_text(encoding="utf-8")
-        texts[CONSISTENCY] = _between(whole, CHAIN_BEGIN, _chain(ops["chain"]), CHAIN_END)
+        whole = (ROOT / CHAIN).read_text(encoding="utf-8")
+        texts[CHAIN] = _between(whole, CHAIN_BEGIN, _chain(ops["chain"]), CHAIN_END)
     return texts
 
 
@@ -143,7 +141,7 @@ def _chain(op: dict[str, Any]) -> str:
     line = "| {run} | {axes} | {rows} | {equal} | {bounded} | {beyond} |"
     lines = []
     for where, runs in places.items():
-        every = "" if lines else f", with [all differences by stage and axis]({FROM_DOCS}/chain.md)"
+        every = "" if lines else f", with [all differences by stage and axis](../../{OPS}/chain.md)"
         lines += ["", f"On {where}{every}:", "", *head, *(line.format(**run) for run in runs)]
     return "\n".join([*lines, "", ""])
 
@@ -178,11 +176,9 @@ def _first_page(
         shown_chart = _shown(charts["overview"], f"{FROM_DOCS}/overview.svg")
         parts += [OVERVIEW_HEAD, shown_chart, said, "", OVERVIEW_RUN]
     parts.append(OPS_HEAD)
-    shown = [name for name in ops if name in charts]
-    links = [
-        f"- [{ops[name]['op']}]({FROM_DOCS}/{name}.md): {charts[name].title}" for name in shown
-    ]
-    return "\n".join([*parts, *links]) + "\n"
+    links = [f"[{ops[name]['op']}]({FROM_DOCS}/{name}.md)" for name in ops if name in charts]
+    listed = textwrap.fill(", ".join(links), 120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*parts, listed]) + "\n"
 
 
 def _step_page(steps: dict[str, Any], results: Path, chart: draw.Chart | None, ran: str) -> str:

@@ -1,8 +1,8 @@
-"""What a sample costs on the host, part by part: `python benchmarks/scale.py`. docs/scale.md reckons with the rows.
+"""What a sample costs on the host, part by part: `python benchmarks/scale.py`. scale.md reckons with the rows.
 
 CPU time of the process, the best of some runs, with one thread; bytes of files as they are. A sample has 1,024 tokens,
-one picture, and every field that a rollout fills; no two are alike. `--page` writes the table of docs/scale.md from the
-rows, `--check` says whether it is there. No GPU.
+one picture, and every field that a rollout fills; no two are alike. `--page` writes scale.md's table from the rows,
+`--check` says whether it is there. No GPU.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from mmpack.planning.bfd import best_fit_decreasing
 
 RESULTS = on_host.RESULTS / "scale.json"
 STEPS = RESULTS.with_name("step.json")
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).with_suffix(".md")
 BEGIN, END = "<!-- figures: benchmarks/scale.py -->\n", "<!-- /figures -->\n"
 RUNS = 3
 RANKS, EACH, POOL = (
     1024,
     32,
     64,
-)  # the step of docs/scale.md: ranks, samples on each, ranks that plan together
+)  # the step of benchmarks/scale.md: ranks, samples on each, ranks that plan together
 STEP, ALL = RANKS * EACH, 10**9
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", action="store_true", help="write the table of docs/scale.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write the table of benchmarks/scale.md"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if it is another")
     args = parser.parse_args()
     if not (args.page or args.check):
@@ -55,7 +57,9 @@ def main() -> int:
     if args.page:
         PAGE.write_text(wanted, encoding="utf-8")
     elif found != wanted:
-        print("docs/scale.md is not what its results give. Fix: python benchmarks/scale.py --page")
+        print(
+            "benchmarks/scale.md is not what its results give. Fix: python benchmarks/scale.py --page"
+        )
         return 1
     return 0
 
@@ -221,7 +225,7 @@ def pools_of(found: dict[str, dict[str, Any]]) -> list[str]:
     pool = POOL * EACH
     items = (
         f"- A rank's {EACH} samples of a 7B model take {computed:.3g} s on an H200 "
-        "([step](../benchmarks/results/step.md)). "
+        "([step](results/step.md)). "
         f"Planning the samples of all ranks takes longer than that from {computed:.3g} s / {us:.3g} µs = {most:,} "
         f"samples on, which is {most // EACH:,} ranks.",
         f"- If {RANKS // POOL} pools of {POOL} ranks each plan their own {pool:,} samples, a plan takes "

@@ -9,7 +9,7 @@ from test_docs_run import ROOT, blocks
 MEDIA, SITE, TRL = "test_docs_media.py", "test_site_examples.py", "test_docs_trl.py"
 # Pages that are not run as a whole by test_docs_run.py: how many blocks, and the tests that run them.
 ELSEWHERE = {
-    "README.md": (3, "test_docs_run.py"),
+    "README.md": (2, "test_docs_run.py"),
     "docs/adapters.md": (
         7,
         *("test_docs_run.py", "adapters/test_verl.py", "adapters/test_sglang.py"),
@@ -29,16 +29,15 @@ ELSEWHERE = {
     "docs/hub.md": (3, "hub/test_hub_kernels.py"),
     "docs/media_by_reference.md": (4, "test_docs_run.py", "adapters/test_ray_blobs.py"),
     "docs/migrating.md": (6, SITE),
-    "docs/ranks_trainers.md": (1, "adapters/test_tensor_parallel.py"),
     "docs/stability.md": (1, MEDIA),
+    "docs/ranks.md": (4, "test_docs_run.py", "adapters/test_tensor_parallel.py"),
     "docs/start.md": (6, SITE),
     "docs/trl.md": (4, TRL),
     "docs/video.md": (4, MEDIA),
 }
-# docs/rules/ and docs/causes/ have tests of their own, of every block
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/rfc/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
     if re.search(r"^```python$", path.read_text(encoding="utf-8"), re.MULTILINE)
 )
 WHOLE = re.compile(r"""\brun\(\s*(?:page|"(docs/\w+\.md)")[,)]""")

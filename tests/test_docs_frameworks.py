@@ -129,14 +129,14 @@ def test_figures_are_those_of_the_results():
         == ("qwen2.5-vl-7b", "geo", "NVIDIA H200", 1)
     }
     said = re.findall(
-        r"^\| (padded, as|padded, but|padding|mmpack)\b.*?\| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$",
+        r"^\| (padded, as|padded, but|packing|mmpack)\b.*?\| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$",
         text,
         re.M,
     )
     peers = {
         "padded, as": "padded",
         "padded, but": "padded-tower-no-mask",
-        "padding": "removed-padding",
+        "packing": "removed-padding",
         "mmpack": "shared",
     }
     assert [name for name, *_ in said] == list(peers)

@@ -72,14 +72,20 @@ def yours():
 
 def test_readme(yours):
     code = [block for block in blocks("README.md") if "from trl" not in block[1]]
-    assert len(code) == 2 and "from_ids" in code[0][1] and "out.loss.backward()" in code[1][1]
+    assert len(code) == 1 and len(code[0][1].splitlines()) <= 60
     model = yours["model"]
     before = [p.detach().clone() for p in model.parameters()]
-    names = yours | {"optimizer": torch.optim.SGD(model.parameters(), lr=1.0)}
-    ran = run("README.md", names, code)
+    given = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+        "reference": copy.deepcopy(model),
+    }
+    ran = run("README.md", yours | given, code)
     assert ran["report"].ok and ran["report"].compared == 6
     assert ran["rollout"] == ran["train"]
     assert ran["advantages"].abs().min() > 0
+    for old, reference in zip(ran["old"], ran["ref"], strict=True):
+        assert torch.equal(old, reference) and not old.requires_grad
+    assert ran["out"].metrics["kl_ref"] > 0 and ran["out"].metrics["ratio"] != 1  # after a step
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert sum(changed) > len(changed) / 2
 
@@ -120,7 +126,8 @@ def test_ranks(yours, samples, tmp_path, capsys):
         given = {"train": samples, "advantages": torch.arange(6.0), "optimizer": optimizer}
         if not takes_encoded_media(yours["model"]):
             pytest.skip("transformers before 5.19")
-        names = run("docs/ranks.md", yours | given)
+        here = [block for block in blocks("docs/ranks.md") if "parallelize_module" not in block[1]]
+        names = run("docs/ranks.md", yours | given, here)
     finally:
         distributed.destroy_process_group()
     optimizer.zero_grad()

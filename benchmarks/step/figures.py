@@ -17,7 +17,7 @@ PADDED = {
 BARS = {
     "padded, as TRL": ("padded",),
     "padded, best": tuple(PADDED),
-    "padding removed, as verl": ("removed-padding",),
+    "packing without padding, as verl": ("removed-padding",),
     "mmpack, plain packs": ("plain",),
     "mmpack, shared prefixes": ("shared",),
     "… and compiled layers": ("shared-compiled",),

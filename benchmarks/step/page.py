@@ -13,8 +13,9 @@ from benchmarks.step.workloads import WORKLOADS
 SECTION = """## A whole training step
 
 Forward and backward of one GRPO batch in bf16 with gradient checkpointing, random weights in the models' real shapes: 4
-prompts with 8 responses to each (4 where responses are long).{padded} *Padding removed* has mmpack's attention in text
-and tower. [All rows](../benchmarks/results/step.md): memory, first steps, every peer that was measured, and how.
+prompts with 8 responses to each (4 where responses are long).{padded} *Packing without padding* is done as verl does,
+with mmpack's attention. [All rows](../benchmarks/results/step.md): memory, first steps, every peer that was measured,
+and how.
 """
 RUN = """```sh
 python -m benchmarks.step  # all that the report lacks, row by row; stop and start it as you like
@@ -98,23 +99,14 @@ def section(
 
 
 def headline(rows: list[dict[str, Any]], image: str, png: str, width: int, link: str) -> str:
-    """README's lines: the chart, and the seconds of one workload; nothing without rows."""
+    """README's lines: the chart, and what it shows; nothing without rows."""
     if not rows:
         return ""
-    workload = HEADLINE[1]
-    found = {model: bars for (model, w), bars in figures(rows).items() if w == workload}
     parts = [f'<img src="{image}" alt="{title_of(rows)}" width="{width}">\n']
-    if found:
-        head = [f"4 prompts with {WORKLOADS[workload].about}, 8 responses to each"]
-        body = [
-            [label, *(_bar(bars[at]) for bars in found.values())]
-            for at, label in enumerate(BARS)
-            if any(bars[at] is not None for bars in found.values())
-        ]
-        parts.append(_table([*head, *map(name_of, found)], body))
     said = (
-        f"Forward and backward, {rows[0]['device']}.{_padded(rows)} [How it is measured]({link}), with memory and each "
-        f"op by itself; the chart [as PNG]({png}).\n"
+        f"Forward and backward of 4 prompts with {WORKLOADS[HEADLINE[1]].about}, 8 responses to each, "
+        f"{rows[0]['device']}.{_padded(rows)} *Packing without padding* is done as verl does, with mmpack's attention. "
+        f"[How it is measured, with all figures]({link}); the chart [as PNG]({png}).\n"
     )
     return "\n".join([*parts, _wrapped(said)])
 

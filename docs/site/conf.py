@@ -23,12 +23,14 @@ root_doc = pages.INDEX
 include_patterns = [
     "docs/**.md",
     "benchmarks/results/*.md",
+    "benchmarks/scale.md",
+    "tests/*/README.md",
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
 ]
-exclude_patterns = [".*", "build", "mmpack", "tests", "fixtures", "docs/site"]
+exclude_patterns = [".*", "build", "mmpack", "fixtures", "docs/site"]
 extensions = ["myst_parser", "sphinx_copybutton"]
 
 myst_enable_extensions = ["deflist", "html_image"]
@@ -59,5 +61,7 @@ copybutton_prompt_is_regexp = True
 def setup(app):
     names = reference.write(HERE.parent / "api")
     app.connect("source-read", pages.with_tree)
+    app.connect("source-read", pages.with_answers)
     app.connect("doctree-read", lambda app, doctree: pages.link_names(doctree, names))
+    app.connect("doctree-read", pages.name_rows)
     app.connect("doctree-resolved", pages.link_rules)

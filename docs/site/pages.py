@@ -8,16 +8,42 @@ from sphinx import addnodes
 INDEX = "docs/index"
 # pages whose own links are no list: below them goes what the pattern names
 BELOW = {
-    "docs/causes/README": "*",
-    "docs/performance": "/benchmarks/results/*",
-    "docs/rules": "rules/*",
+    "docs/performance": ["/benchmarks/results/*", "/benchmarks/scale"],
+    "docs/consistency": ["/tests/chain/README"],
+    "docs/trace": ["/tests/rfc/README"],
+}
+# what people type into the search -> the page that answers it, which then comes first
+ANSWERS = {
+    "docs/kept_ids": ("top-p", "top-k", "min-p", "sampling mask"),
+    "docs/faq": ("empty response", "image tokens do not match", "importance ratio", "padding side"),
+    "docs/video": ("video GRPO", "frame sampling", "fps"),
+    "docs/trl": ("GRPOTrainer", "GRPO with TRL"),
+    "docs/parity": ("something differs", "mismatch", "logprobs differ"),
+    "docs/routes": ("routing replay", "mixture of experts", "MoE"),
+    "docs/memory": ("out of memory", "OOM"),
+    "docs/losses": ("KL", "clip", "DAPO", "GSPO", "CISPO"),
+    "docs/packing": ("attention mask", "padding", "shared prefix"),
+    "docs/adapters": ("verl", "OpenRLHF", "slime", "vime", "sglang"),
+    "docs/engines": ("vLLM",),
+    "docs/ranks": ("FSDP", "DDP", "DeepSpeed", "tensor parallel"),
+    "docs/teachers": ("distillation",),
+    "docs/trajectories": ("agent", "multi-turn"),
 }
 SECTION = re.compile(r"^## (.+)\n\n((?:- .*\n(?:  .*\n)*)+)", re.MULTILINE)
 LINK = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\.md\)", re.MULTILINE)
 NAME = re.compile(r"(?:mp|mmpack)\.([A-Za-z_][\w.]*)(?:\(.*\))?")
 RULES = "docs/rules"
+ANCHOR = re.compile(r'<a id="(\w+)">')
 CODE = re.compile(r"\b(MM\d{3})\b")
 REFERENCE = "- [API](api/index.md): every public name, with shapes, units and errors.\n"
+
+
+def with_answers(app, name: str, source: list[str]) -> None:
+    """Add the queries that a page answers to its index, below its title."""
+    if name in ANSWERS:
+        entries = ", ".join(f"! {query}" for query in ANSWERS[name])
+        title, _, rest = source[0].partition("\n")
+        source[0] = f"{title}\n\n```{{index}} {entries}\n```\n{rest}"
 
 
 def with_tree(app, name: str, source: list[str]) -> None:
@@ -28,7 +54,7 @@ def with_tree(app, name: str, source: list[str]) -> None:
             text += toctree([f"{a} <{b}>" for a, b in LINK.findall(links)], caption=title)
         source[0] = text
     elif name in BELOW:
-        source[0] += toctree([BELOW[name]], glob=True)
+        source[0] += toctree(BELOW[name], glob=True)
 
 
 def toctree(entries: list[str], caption: str = "", glob: bool = False) -> str:
@@ -49,30 +75,30 @@ def link_names(doctree: nodes.document, names: set[str]) -> None:
         link += node
 
 
+def name_rows(app, doctree: nodes.document) -> None:
+    """Let links name a row of a table by its anchor, such as rules.md#MM101."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for node in doctree.findall(nodes.raw):
+        for anchor in ANCHOR.findall(node.astext()):
+            slugs.setdefault(anchor, (node.line, anchor, anchor))
+
+
 def link_rules(app, doctree: nodes.document, docname: str) -> None:
-    """Codes such as MM101 lead to their pages. Rows of docs/rules.md bear their code as an id: rules.md#MM101."""
+    """Turn codes such as MM101 into links to their rows in docs/rules.md."""
     if docname == RULES:
-        for entry in doctree.findall(nodes.entry):
-            if CODE.fullmatch(entry.astext()):
-                entry["ids"].append(entry.astext())
+        return
+    uri = app.builder.get_relative_uri(docname, RULES)
     for node in list(doctree.findall(nodes.Text)):
         parts = CODE.split(node.astext())
         if len(parts) == 1 or in_link(node) or in_block(node):
             continue
         linked = [
-            link_rule(app, docname, part) if k % 2 else nodes.Text(part)
+            nodes.reference("", part, refuri=f"{uri}#{part}", internal=True)
+            if k % 2
+            else nodes.Text(part)
             for k, part in enumerate(parts)
         ]
         node.parent.replace(node, linked)
-
-
-def link_rule(app, docname: str, code: str) -> nodes.Node:
-    """Plain text on the code's own page, and where a code has none."""
-    page = f"{RULES}/{code}"
-    if page == docname or page not in app.env.found_docs:
-        return nodes.Text(code)
-    uri = app.builder.get_relative_uri(docname, page)
-    return nodes.reference("", code, refuri=uri, internal=True)
 
 
 def in_block(node: nodes.Node) -> bool:

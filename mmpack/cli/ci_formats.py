@@ -135,7 +135,7 @@ def _rule(cause: str) -> dict[str, Any]:
     return {
         "id": cause,
         "shortDescription": {"text": f"{words[0].upper()}{words[1:]}"},
-        "help": {"text": fix},
+        "help": {"text": f"{fix} More: mmpack explain {cause}" if cause in FIXES else fix},
         "defaultConfiguration": {"level": "error"},
     }
 

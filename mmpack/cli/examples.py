@@ -8,6 +8,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "mmpack parity rollout.jsonl train.jsonl",
         "mmpack parity rollout.jsonl train.jsonl --format github",
     ),
+    "explain": ("mmpack explain MM101", "mmpack explain max_pixels"),
     "probe": (
         "mmpack probe 'tiny:qwen2_5_vl?layout=padded' 'tiny:qwen2_5_vl?layout=packed'",
         "mmpack probe hf:checkpoint --trace train.jsonl --save a.probe",

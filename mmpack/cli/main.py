@@ -19,7 +19,8 @@ from mmpack.errors import MmpackError, no_command, one_line, require
 from mmpack.files import FIXES
 
 COMMANDS = (
-    "init", "smoke", "parity", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor", "schema",
+    "init", "smoke", "parity", "explain", "probe", "validate", "inspect", "convert", "view", "plan", "frames", "doctor",
+    "schema",
 )  # fmt: skip
 ABOUT = "The data layer of multimodal RL: check, pack, plan and draw its samples."
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + signal, as shells count

@@ -76,7 +76,12 @@ def emit(
         write_json(out, document)
     if as_json:
         print(_json(document), end="")
-        return
+    else:
+        show(human)
+
+
+def show(human: Iterable[str | Table]) -> None:
+    """Print lines and tables for people."""
     console = Console(markup=False, highlight=False, emoji=False, width=_width())
     for part in human:
         if isinstance(part, Table):

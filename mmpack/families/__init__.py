@@ -88,7 +88,7 @@ def family_of_model_type(model_type: str, image_token_id: int | None = None) -> 
             return family
     if families:
         return families[0]
-    known = ", ".join(t for f in FAMILIES.values() for t in f.model_types)
+    known = ", ".join(dict.fromkeys(t for f in FAMILIES.values() for t in f.model_types))
     raise LayoutError(
         f"model_type {model_type!r} belongs to no family that mmpack knows. Fix: use a model of type {known}",
         "MM006",

@@ -37,9 +37,11 @@ def check_columns(
         shape = column.shape if shape is None else shape
         floats = column.is_floating_point() and column.dtype.itemsize > 1  # not float8
         if column.ndim != 1 or column.shape != shape or not floats:
+            fits = column.ndim == 1 and column.shape == shape
+            fix = f"{name}.float()" if fits else "columns of the same batch, not padded rectangles"
             raise ArgumentError(
                 f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
-                f"floats, one per loss token. Fix: pass columns of the same batch, not padded rectangles"
+                f"floats, one per loss token. Fix: pass {fix}"
             )
         if column.device != cu_loss.device:
             raise ArgumentError(

@@ -195,7 +195,7 @@ class Batch(LossIndex, Drawn):
         tensors["routed_experts"] = own.get("routed_experts")
         shapes = [_shape(name, x) for name, x in tensors.items() if x is not None]
         if own.get("kept_ids") is not None:
-            shapes.append(f"kept_ids={safe_repr(lambda: str(len(own['kept_ids'].ids)))}")
+            shapes.append(f"kept_ids={safe_repr(lambda: _lists(own['kept_ids']))}")
         if own.get("teachers"):
             shapes.append(f"teachers={safe_repr(lambda: str(list(own['teachers'])))}")
         parts = [
@@ -292,6 +292,10 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def _shape(name: str, x: Any) -> str:
     return f"{name}={safe_repr(lambda: str(list(x.shape)))}"
+
+
+def _lists(kept: Support) -> str:
+    return f"{len(kept.ids)} ids in {len(kept)} lists"
 
 
 def refuse_no_accelerator() -> None:

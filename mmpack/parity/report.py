@@ -113,6 +113,8 @@ class ParityReport(Drawn):
             parts.append(", ".join(f"{cause} in {n}" for cause, n in self.causes.items()))
         return "; ".join(parts)
 
+    __str__ = summary
+
     def lines(self, limit: int = 20) -> list[str]:
         """The report as lines of at most 120 characters: the summary, what was not compared, `limit` findings by cause.
 

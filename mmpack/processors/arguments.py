@@ -84,8 +84,12 @@ def as_spans(spans: Any, length: int) -> list[LossSpan]:
 def check_messages(messages: Any, name: str = "messages") -> None:
     """Raise ArgumentError for what is no list of chat messages."""
     fix = f'Fix: {name}=[{{"role": "user", "content": …}}]'
-    for i, message in enumerate(_items(messages, name, "chat messages")):
+    for i, message in enumerate(_items(messages, name, "chat messages", fix)):
         where = f"processor: {name}[{i}]"
+        if isinstance(message, (list, tuple)):
+            raise ArgumentError(
+                f"{where} is a conversation, expected a message. Fix: call the processor once per conversation"
+            )
         if not isinstance(message, dict):
             raise ArgumentError(f"{where} is {type(message).__name__}, expected an object. {fix}")
         if not isinstance(message.get("role"), str):

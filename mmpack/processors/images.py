@@ -225,7 +225,7 @@ def path_below(path: str | Path, root: Path | None, where: str) -> tuple[Path, s
     if root is None:
         raise ArgumentError(
             f"{where}: {shown} is a path, but there is no media_root. "
-            "Fix: set wrap_processor(…, media_root=DIR), or pass the image itself"
+            "Fix: set wrap_processor(…, media_root=DIR), or pass the file's bytes"
         )
     try:
         top = root.resolve()

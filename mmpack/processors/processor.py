@@ -28,6 +28,16 @@ from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 class Processor(MediaMaker, PromptWriter):
     """Made by `wrap_processor`; see its methods `__call__`, `from_ids` and `append`."""
 
+    def __repr__(self) -> str:
+        parts = {
+            "tokenizer": self.tokenizer,
+            "image_processor": self.image_processor,
+            "video_processor": self.video_processor,
+            "feature_extractor": self.feature_extractor,
+        }
+        held = [f"{k}={type(v).__name__}" for k, v in parts.items() if v is not None]
+        return f"{type(self).__name__}({', '.join([repr(self.family.name), *held])})"
+
     def __call__(
         self,
         messages: Sequence[dict[str, Any]],

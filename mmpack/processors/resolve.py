@@ -41,7 +41,7 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
         what = "parts without a processor" if hf_processor is None else name
         raise ArgumentError(
             f"wrap_processor: the family of {what} is unknown. "
-            f"Fix: pass family=, one of {', '.join(FAMILIES)}"
+            f"Fix: use a processor of one of {', '.join(FAMILIES)} (family= names it for a class of your own)"
         )
     token = getattr(hf_processor, "image_token_id", None)
     for family in families:

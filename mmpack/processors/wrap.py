@@ -140,6 +140,8 @@ def wrap_processor(
 
 def _parts(hf_processor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Each part as given, else the processor's own."""
+    if isinstance(hf_processor, Processor):
+        raise ArgumentError("wrap_processor: hf_processor is wrapped already. Fix: use it as it is")
     parts = {
         name: getattr(hf_processor, name, None) if part is None else part
         for name, part in given.items()

@@ -285,7 +285,7 @@ RULES: dict[str, Rule] = {
             "MM407",
             "a sample with codec ids can't be planned or packed",
             "compare it by parity, or set codec_ids to None to train its text alone; "
-            "docs/rfc/continuous-latent.md says what is missing",
+            "tests/rfc/README.md says what is missing",
         ),
         Rule(
             "MM408",

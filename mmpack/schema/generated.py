@@ -33,7 +33,7 @@ def schema_text(schema: dict[str, Any]) -> str:
 
 
 def rules_markdown() -> str:
-    """The page of the rules: a table per block of codes, each of which has a page of its own."""
+    """Return the page of the rules: a table per block of codes."""
     blocks = {
         "MM0": ("Structure", "A file that breaks one is not read (exit 2)."),
         "MM1": ("Media and modality spans", "A broken rule of a sample: `validate` exits 1."),
@@ -48,7 +48,7 @@ def rules_markdown() -> str:
     lines = [
         "# Rules",
         "",
-        "Each code has a page: an example that breaks it, what it looks like, how to fix it.",
+        "`mmpack explain CODE` says more on each: an example that breaks it, what it looks like, how to fix it.",
         "This table is generated from `mmpack/schema/codes.py`: do not edit.",
     ]
     for prefix, (title, meaning) in blocks.items():
@@ -62,7 +62,7 @@ def rules_markdown() -> str:
             "| --- | --- | --- |",
         ]
         rules = [r for r in RULES.values() if r.code.startswith(prefix)]
-        lines += [f"| [{r.code}](rules/{r.code}.md) | {r.says} | {r.fix} |" for r in rules]
+        lines += [f'| <a id="{r.code}"></a>{r.code} | {r.says} | {r.fix} |' for r in rules]
     return "\n".join(lines) + "\n"
 
 

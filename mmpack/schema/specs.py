@@ -244,7 +244,10 @@ class Array(Spec):
         if not isinstance(value, np.ndarray) or value.dtype != self.dtype:
             found = getattr(value, "dtype", None)
             found = found if isinstance(found, np.dtype) else type(value).__name__
-            faults.append(trace_error(where, f"is {found}, expected a numpy array of {self.dtype}"))
+            made = f"np.asarray({where.rpartition('.')[2]}, np.{self.dtype})"
+            faults.append(
+                trace_error(where, f"is {found}, expected a numpy array such as {made} makes")
+            )
             return value
         array = np.asarray(value)  # without its subclass
         try:

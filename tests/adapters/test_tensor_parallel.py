@@ -31,7 +31,7 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.adapters.transformers.modules import decoder_layers
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks_trainers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "ranks.md"
 COLUMNS = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -177,8 +177,10 @@ def check_two(rank, ranks, folder):
 
     model = made()
     names = {"model": model, "mesh": mesh, "batch": batch, "attach": attach}
+    blocks = [part.split("```")[0] for part in PAGE.read_text().split("```python")[1:]]
+    (block,) = [block for block in blocks if "parallelize_module" in block]
     exec(
-        PAGE.read_text().split("```python")[1].split("```")[0],
+        block,
         names | {"packed_logprobs": packed_logprobs},
     )
     hooks = list(model.lm_head._forward_hooks)

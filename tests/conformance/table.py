@@ -1,4 +1,4 @@
-"""README's table of families, from fixtures/conformance/*.json: `python tests/conformance/table.py [--check]`.
+"""The table of docs/families.md, from fixtures/conformance/*.json: `python tests/conformance/table.py [--check]`.
 
 `make conformance` writes those files; nothing in the table is typed in. Rows are in the order of FAMILIES.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from mmpack.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "README.md"
+PAGE = ROOT / "docs" / "families.md"
 RESULTS = ROOT / "fixtures" / "conformance"
 BEGIN, END = "<!-- families: tests/conformance/table.py -->\n", "<!-- /families -->\n"
 # heading → the checks behind it, all of which must pass

@@ -271,3 +271,8 @@ def test_logprobs_of_the_rollout_that_no_correction_reads():
         warnings.simplefilter("error")
         policy(rollout_logprobs=torch.zeros(N), correction="tis")
         policy()
+
+
+def test_integer_logprobs_are_to_be_floats():
+    with pytest.raises(ArgumentError, match=r"torch.int64.* Fix: pass logprobs.float\(\)"):
+        mp.policy_loss(torch.tensor([1, 2]), torch.ones(1), torch.tensor([0, 2], dtype=torch.int32))

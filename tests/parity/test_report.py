@@ -83,6 +83,7 @@ def test_summary():
     assert compare([episode()], [episode()]).summary() == "parity ok: 1 sample compared, 0 findings"
     report = compare([episode()], [other(episode(), sample_id="s1")])
     assert "1 sample missing in rollout; 1 sample missing in train" in report.summary()
+    assert str(report) == report.summary()
     assert isinstance(report, mp.ParityReport)
 
 

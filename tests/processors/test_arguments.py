@@ -88,7 +88,7 @@ def test_what_is_right_passes(processor):
         (None, "messages is NoneType"),
         ("hello", "messages is str"),
         (ASKED[0], "messages is dict"),
-        ([ASKED], r"messages\[0\] is list"),
+        ([ASKED], r"messages\[0\] is a conversation.*once per conversation"),
         ([{"content": "x"}], r"messages\[0\] has no role"),
         ([{"role": "user"}], r"messages\[0\] has the content None"),
         ([{"role": "user", "content": 3}], r"messages\[0\] has the content 3"),

@@ -374,3 +374,20 @@ def test_no_heavy_imports():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'PIL')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_fixes_of_what_can_not_be_wrapped(hf):
+    """A processor of no family, and one that is wrapped already."""
+
+    class LlavaProcessor:
+        tokenizer = hf.tokenizer
+        image_processor = hf.image_processor
+
+    with pytest.raises(
+        ArgumentError, match=r"LlavaProcessor is unknown. Fix: use a processor of one of qwen2_vl, "
+    ):
+        mp.wrap_processor(LlavaProcessor())
+    wrapped = mp.wrap_processor(hf)
+    with pytest.raises(ArgumentError, match=r"is wrapped already\. Fix: use it as it is"):
+        mp.wrap_processor(wrapped)
+    assert repr(wrapped).startswith("Processor('qwen2_5_vl', tokenizer=")

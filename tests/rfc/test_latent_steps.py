@@ -1,4 +1,4 @@
-"""Operators on denoising steps, of docs/rfc/continuous-latent.md: densities and KL against scipy, samplers against what
+"""Operators on denoising steps, of tests/rfc/README.md: densities and KL against scipy, samplers against what
 they must keep, rewards and masks, and that a step stands where a token does in the losses that are there."""
 
 from itertools import pairwise

@@ -11,7 +11,7 @@ from support.samples import full_sample, make_sample
 import mmpack as mp
 from mmpack.schema.trace import read_trace, write_trace
 
-RFC = "docs/rfc/continuous-latent.md"
+RFC = "tests/rfc/README.md"
 
 
 def audio(codes=((1, 2, 3), (7, 0, 2)), sizes=(4, 8), rate=12.5, **fields):

@@ -1,4 +1,4 @@
-"""The operators of docs/rfc/continuous-latent.md in float64 numpy: what any faster version would be tested against.
+"""The operators of tests/rfc/README.md in float64 numpy: what any faster version would be tested against.
 
 S steps of all trajectories, concatenated; a step's latent is flattened to D numbers; `cu_steps` [B+1] cuts S into
 trajectories. A step is a Gaussian: its policy is the mean, its std [S] follows from the sampler's schedule.

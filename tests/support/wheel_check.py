@@ -75,6 +75,8 @@ COMMANDS = [
     (("smoke",), 2, "smoke"),
     (("doctor",), 0, None),
     (("schema",), 0, None),
+    (("explain", "MM101"), 0, None),
+    (("explain", "max_pixels"), 0, None),
     (("init", "loop", "started"), 0, None),
     (("init", "loop", "started"), 2, None),
 ]
