@@ -47,8 +47,7 @@ _HOME = {
         "trajectory_index",
     ),
     "mmpack.trajectory.branching": ("Branch", "branches"),
-    "mmpack.trajectory.masked": ("from_masked",),
-    "mmpack.trajectory.records": ("Record", "from_records"),
+    "mmpack.trajectory.records": ("Record", "from_masked", "from_records"),
     "mmpack.trajectory.chat": ("from_calls", "from_chat"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

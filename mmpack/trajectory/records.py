@@ -1,4 +1,4 @@
-"""`from_records`: requests to an engine, and rows that frameworks make of them, as one trajectory: ids as they were.
+"""`from_records`, `from_masked`: requests to an engine, and rows that frameworks make of them, as one trajectory.
 
 A record has a prompt [P] and a response [R], with a mask of what the policy sampled. Each run of 1 is a turn.
 """
@@ -21,12 +21,14 @@ from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, PolicyVersion, Score
 from mmpack.trajectory.branching import PARTED, branches
-from mmpack.trajectory.masked import check_processor, mask_of, media_in, values_of
 from mmpack.trajectory.record_columns import (
     Routes,
     full_routes,
     lists_of,
+    mask_of,
+    media_in,
     rewards_of,
+    values_of,
     versions_of,
 )
 from mmpack.trajectory.record_turns import (
@@ -119,8 +121,6 @@ def from_records(
         >>> [(s.input_ids.tolist(), s.loss_indices.tolist()) for s in to_samples(episode)]
         [([1, 2, 3, 4, 5, 6], [2, 3, 5]), ([1, 2, 7], [2])]
     """
-    check_processor("from_records", processor)
-    check_flag("from_records", "expanded", expanded)
     check_name("from_records", "resampled", resampled, RESAMPLED)
     if isinstance(records, Mapping | str | bytes) or not isinstance(records, Sequence):
         what = kind_of(records)
@@ -130,42 +130,114 @@ def from_records(
             "from_records: records is empty. Fix: leave out episodes without an answer"
         )
     where = f"from_records: {trajectory_id!r:.60}"
-    known: dict[int, list[Medium]] = {}
-    rows = []
-    for i, record in enumerate(records):
-        if not isinstance(record, Record):
-            what = kind_of(record)
-            raise ArgumentError(f"{where}: records[{i}] is {what}. Fix: pass a Record")
-        rows.append(_row(record, processor, known, expanded, f"{where}: records[{i}]"))
-    history = _history(rows, processor)
-    made: list[Made] = []
-    for i, (record, row) in enumerate(zip(records, rows, strict=True)):
-        at = f"{where}: records[{i}]"
-        sample = _laid_out(row, processor, history, expanded, at)
-        for k, turn in enumerate(_turns(record, row, sample, made, num_experts, at)):
-            last = k == len(row.runs) - 1
-            if not repeats(turn, i, last, made):
-                made.append(Made(turn, i, last))
+    named = {f"{where}: records[{i}]": record for i, record in enumerate(records)}
+    made = _made(named, processor, expanded, num_experts)
     made = after_what_they_go_on_from(made)
     if resampled == "last":
         replace_resampled(made, records)
-    trajectory = Trajectory(
-        trajectory_id,
-        group_id,
-        processor.family.name,
-        [m.turn for m in made],
-        processor=processor.settings,
-        **fields,
-    )
+    turns = [m.turn for m in made]
+    trajectory = _trajectory(trajectory_id, group_id, turns, processor, fields)
     for branch in branches(trajectory):
         if branch.kind in PARTED:
             trajectory.turns[branch.turn].metadata["parts"] = branch.to_dict()
     return trajectory
 
 
+def from_masked(
+    prompt_ids: Any,
+    response_ids: Any,
+    mask: Any,
+    processor: Processor,
+    *,
+    trajectory_id: str,
+    group_id: str,
+    media: Sequence[Any] = (),
+    logprobs: Any = None,
+    kept_ids: Any = None,
+    expanded: bool = True,
+    keep_last_observation: bool = False,
+    **fields: Any,
+) -> Trajectory:
+    """A growing conversation: each run of 1 in `mask` is a turn, each run of 0 what came back.
+
+    Args:
+        prompt_ids: int [P].
+        response_ids: int [R], sampled and observed ids, as the engine had them; never encoded again.
+        mask: 0/1 [R], 1 where the policy sampled.
+        processor: `mp.wrap_processor` of the model's processor.
+        media: as `processor.from_ids` takes them, one per picture, in order.
+        logprobs: float [R], what the engine gave; read where `mask` is 1.
+        kept_ids: R lists of ids, or their Ragged; read where `mask` is 1, and none is empty there.
+        expanded: whether a picture has one id per vision token, or one in all.
+        keep_last_observation: keep what came after the last sampled id. Without, it is cut, and its media are left
+            out: no loss token reads it, and loops that cut rows at a length leave half pictures there.
+        fields: rewards, costs, verifiers, sampling and metadata of Trajectory.
+
+    Raises: ArgumentError; LayoutError where placeholders and media contradict each other.
+    """
+    check_flag("from_masked", "keep_last_observation", keep_last_observation)
+    where = f"from_masked: {trajectory_id!r:.60}"
+    lists = lists_of(kept_ids, len(response_ids), "kept_ids", where)
+    sampled = mask_of(where, mask, len(response_ids))
+    if not sampled.any():
+        raise ArgumentError(f"{where} has no sampled id. Fix: leave out episodes without an answer")
+    if lists is not None and len(empty := np.flatnonzero((lists.lengths == 0) & sampled)):
+        raise ArgumentError(
+            f"{where}: kept_ids is empty at response id {empty[0]}, which was sampled. "
+            "Fix: pass the ids that the sampler left there"
+        )
+    record = Record(prompt_ids, response_ids, sampled, media, logprobs, kept_ids=lists)
+    made = _made({where: record}, processor, expanded, None, keep_last_observation)
+    return _trajectory(trajectory_id, group_id, [m.turn for m in made], processor, fields)
+
+
+def _made(
+    records: Mapping[str, Record],
+    processor: Processor,
+    expanded: bool,
+    num_experts: int | None,
+    keep_last: bool = False,
+) -> list[Made]:
+    """The turns of records, in their order, each once. Args: `records`: by what begins errors about one."""
+    check_flag("from_records", "expanded", expanded)
+    if not hasattr(processor, "family"):
+        raise ArgumentError(
+            f"from_records: processor is {kind_of(processor)}. Fix: pass mp.wrap_processor of the model's processor"
+        )
+    known: dict[int, list[Medium]] = {}
+    rows = [_row(r, processor, known, expanded, keep_last, where) for where, r in records.items()]
+    history = _history(rows, processor)
+    made: list[Made] = []
+    for i, ((where, record), row) in enumerate(zip(records.items(), rows, strict=True)):
+        sample = _laid_out(row, processor, history, expanded, where)
+        for k, turn in enumerate(_turns(record, row, sample, made, num_experts, where)):
+            last = k == len(row.runs) - 1
+            if not repeats(turn, i, last, made):
+                made.append(Made(turn, i, last))
+    return made
+
+
+def _trajectory(
+    trajectory_id: str,
+    group_id: str,
+    turns: list[Turn],
+    processor: Processor,
+    fields: dict[str, Any],
+) -> Trajectory:
+    family, settings = processor.family.name, processor.settings
+    return Trajectory(trajectory_id, group_id, family, turns, processor=settings, **fields)
+
+
 def _row(
-    record: Record, processor: Processor, known: dict[int, list[Medium]], expanded: bool, where: str
+    record: Record,
+    processor: Processor,
+    known: dict[int, list[Medium]],
+    expanded: bool,
+    keep_last: bool,
+    where: str,
 ) -> _Row:
+    if not isinstance(record, Record):
+        raise ArgumentError(f"{where} is {kind_of(record)}. Fix: pass a Record")
     prompt, response = (
         as_ids(getattr(record, name), processor.vocab_size, f"{where}: {name}")
         for name in ("prompt_ids", "response_ids")
@@ -186,7 +258,7 @@ def _row(
     values = values_of(where, record.logprobs, len(response))
     if not sampled.any():
         return _Row(prompt, response, [(0, len(response))], media, values)
-    stop = int(np.flatnonzero(sampled)[-1]) + 1
+    stop = len(response) if keep_last else int(np.flatnonzero(sampled)[-1]) + 1
     before = np.concatenate([prompt, np.where(sampled, 0, response)[:stop]])
     if stop < len(response):
         media = media_in(before, media, processor.family, expanded)
@@ -218,12 +290,16 @@ def _turns(
     out = []
     for k, ((a, b), span) in enumerate(zip(row.runs, spans, strict=True)):
         start, last = span.start, k == len(row.runs) - 1
+        seen = occurring_media(sample, start)
+        tail = last and span.stop < len(sample)
         out.append(
             Turn(
                 sample.input_ids[:start],
                 sample.input_ids[start : span.stop],
-                occurring_media(sample, start),
+                seen,
                 None if row.logprobs is None else row.logprobs[a:b],
+                sample.input_ids[span.stop :] if tail else None,
+                occurring_media(sample)[len(seen) :] if tail else [],
                 source=record.source,
                 loss_spans=None if loss else [],
                 finish_reason=record.finish_reason if last else None,

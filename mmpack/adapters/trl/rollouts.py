@@ -11,7 +11,7 @@ from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.ragged import Ragged
-from mmpack.trajectory.masked import from_masked
+from mmpack.trajectory.records import from_masked
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
