@@ -363,6 +363,12 @@ class Json(Spec):
         check_json(value, where)
         return value
 
+    def write(self, value: Any, numpy: bool) -> Any:
+        """Objects in it that have a `to_json` become what that returns; `numpy` changes nothing."""
+        if not isinstance(value, dict) or not any(hasattr(v, "to_json") for v in value.values()):
+            return value
+        return {k: v.to_json() if hasattr(v, "to_json") else v for k, v in value.items()}
+
     def holds(self, value: Any) -> bool:
         # in memory it may hold anything; `write_trace` refuses what JSON can't carry
         return isinstance(value, dict)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.json_values import decode, encode
 from mmpack.adapters.vime.kept import fits, whole_numbers
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.schema.ragged import Ragged
@@ -38,7 +37,7 @@ def most_experts(items: Iterable[Mapping[str, Any]]) -> int:
 def replayed(
     where: str, given: Mapping[str, Any], ids: np.ndarray, scored: np.ndarray, num_experts: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of a Sample, and a record of how theirs looked, as JSON.
+    """Fields of a Sample, and a record of how theirs looked.
 
     Args: `given`: their `to_dict`. `ids`: [L]. `scored`: bool [L], the loss tokens. `num_experts`: of each layer.
 
@@ -53,7 +52,7 @@ def replayed(
         fields["kept_ids"] = kept
         again = _kept_columns(kept, places, len(ids) - start)
         if not all(_same(given[name], again[name]) for name in (IDS, OFFSETS)):
-            record["kept"] = encode({name: given[name] for name in (IDS, OFFSETS)})
+            record["kept"] = {name: given[name] for name in (IDS, OFFSETS)}
     teacher = given.get(TEACHER)
     if teacher is not None:
         if len(teacher) != len(ids) - start:
@@ -86,7 +85,7 @@ def replayed_fields(
     places = sample.loss_indices - start
     if sample.kept_ids is not None:
         out = _kept_columns(sample.kept_ids, places, length)
-        theirs = decode(record["kept"]) if "kept" in record else {}
+        theirs = record.get("kept", {})
         if theirs and _kept("from_samples", theirs, places, length) == sample.kept_ids:
             out = theirs
     if sample.routed_experts is not None:

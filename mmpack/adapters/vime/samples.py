@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from mmpack.adapters.checks import check_each, refuse_reward_on_no_token
-from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.json_values import Held, held
 from mmpack.adapters.loss_values import columns_of, values_by_name
 from mmpack.adapters.processed_media import (
-    encoded_rest,
     inputs_of_media,
     media_of_inputs,
     name_images,
     pixels_of,
+    rest_of,
 )
 from mmpack.adapters.row_sample import response_start, row_sample
 from mmpack.adapters.vime.replay import (
@@ -120,13 +120,13 @@ def from_samples(
     Raises: SchemaError (MM404) for missing pixels.
     """
     check_each("from_samples", len(samples), "samples", columns or {})
-    recorded = [s.metadata[KEY]["fields"].get("group_index") for s in samples if KEY in s.metadata]
+    own = [held(s.metadata, KEY) for s in samples]
+    recorded = [known["fields"].get("group_index") for known in own if known is not None]
     first = 1 + max((g for g in recorded if isinstance(g, int)), default=-1)
     groups: dict[str, int] = {}
     out = []
-    for b, sample in enumerate(samples):
+    for b, (sample, known) in enumerate(zip(samples, own, strict=True)):
         given = {name: values[b] for name, values in (columns or {}).items()}
-        known = sample.metadata.get(KEY)
         if known is None:
             group = groups.setdefault(sample.group_id, first + len(groups))
             known = _unrecorded(sample, group, b)
@@ -174,7 +174,7 @@ def _sample(
     replay, record = replayed(where, given, ids, scored, num_experts)
     elsewhere = ("tokens", "multimodal_train_inputs")
     kept = {k: None if k in MOVED else v for k, v in given.items() if k not in elsewhere}
-    others = None if inputs is None else encoded_rest(inputs)
+    others = None if inputs is None else rest_of(inputs)
     return row_sample(
         where,
         ids,
@@ -195,7 +195,7 @@ def _sample(
         if len(set(versions)) == 1
         else None,
         prefix_cached_tokens=cached,
-        metadata={KEY: {"fields": encode(kept), "inputs": others, "replay": record}},
+        metadata={KEY: Held({"fields": kept, "inputs": others, "replay": record})},
         **replay,
     )
 
@@ -229,11 +229,11 @@ def _dict(
     columns: Mapping[str, Any],
     media: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    out: dict[str, Any] = decode(known["fields"])
+    out: dict[str, Any] = dict(known["fields"])
     start = len(sample) - int(out["response_length"])
     out["tokens"] = sample.input_ids.tolist()
     inputs = inputs_of_media(sample, media)
-    others = decode(known["inputs"])
+    others = known["inputs"]
     out["multimodal_train_inputs"] = (
         inputs | (others or {}) if inputs or others is not None else None
     )
