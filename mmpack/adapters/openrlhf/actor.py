@@ -5,12 +5,12 @@ Rows are sequences [B, T]; column j of the actions [B, A] speaks of token T - A 
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from mmpack.adapters.handle import Handle
 from mmpack.adapters.openrlhf.rows import rows_to_samples
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
@@ -24,19 +24,15 @@ from mmpack.schema.sample import Sample
 WHERE = "OpenRLHF actor"
 
 
-class ActorHandle:
-    """An OpenRLHF Actor whose forward is mmpack's. `stop` gives it back its own; so does leaving a `with` block.
-
-    `stats`: those of the packed batches so far, added up: tokens, tokens_unshared, patches_encoded, ….
-    """
+class ActorHandle(Handle):
+    """An OpenRLHF Actor whose forward is mmpack's."""
 
     def __init__(self, actor: Any):
+        super().__init__(actor, "forward", WHERE)
         model = unwrap(actor.model, WHERE)
         refuse_unpackable(model)
-        self.actor = actor
         self.family = family_of_config(model.config)
-        self.stats: Counter[str] = Counter()
-        actor.forward = self.forward
+        self.start()
 
     def forward(
         self,
@@ -68,10 +64,10 @@ class ActorHandle:
         if ring_attn_group is not None:
             raise ModelError(f"{WHERE}: ring attention is on. Fix: set --ds.ring_attn_size 1")
         samples = rows_to_samples(sequences, attention_mask, action_mask, mm_inputs, self.family)
-        batch = pack_shared(samples, self.actor.model).to(sequences.device)
+        batch = pack_shared(samples, self.owner.model).to(sequences.device)
         # a rank without a picture still runs the tower
         vision = "always" if _ranks() > 1 else "auto"
-        model, temperature = self.actor.model, self.actor.temperature
+        model, temperature = self.owner.model, self.owner.temperature
         with attach(model):
             values = packed_logprobs(model, batch, temperature, vision, entropy=return_entropy)
         self.stats.update(batch.stats)
@@ -85,15 +81,6 @@ class ActorHandle:
             output.entropy = _rectangle(entropy, batch, samples, 1, sequences.shape[1] - 1)
         return actions, output
 
-    def stop(self) -> None:
-        vars(self.actor).pop("forward", None)
-
-    def __enter__(self) -> Any:
-        return self.actor
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
 
 def use(actor: Any) -> ActorHandle:
     """Let an OpenRLHF `Actor` (policy or reference) compute logprobs and entropies through mmpack, from now on.
@@ -105,10 +92,6 @@ def use(actor: Any) -> ActorHandle:
     Raises: ModelError for an actor that is used already, and for a model that can't be packed; LayoutError (MM006) for
     one of no known family.
     """
-    if isinstance(getattr(vars(actor).get("forward"), "__self__", None), ActorHandle):
-        raise ModelError(
-            f"{WHERE}: mmpack computes for it already. Fix: stop the first use by its stop(), or keep it"
-        )
     return ActorHandle(actor)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,21 +17,17 @@ from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.adapters.trl.grpo import SUPPORTED
-from mmpack.errors import ArgumentError, BackendError, ModelError, require
+from mmpack.adapters.trl.mixin import TrainerMixin
+from mmpack.errors import ArgumentError, ModelError
 from mmpack.losses.policy.loss import policy_loss
 from mmpack.schema.sample import Sample
 
-if TYPE_CHECKING:
-    _Trainer = Any
-else:
-    _Trainer = object
 WHAT = "MmpackAsyncGRPO"
 # what TRL logs of a micro-batch, and the metric of `policy_loss` that is the same mean
 LOGGED = {"ratio": "ratio", "kl": "kl_old", "entropy": "entropy"}
 
 
-class MmpackAsyncGRPO(_Trainer):
+class MmpackAsyncGRPO(TrainerMixin):
     """Mix in before `trl.experimental.async_grpo.AsyncGRPOTrainer`; takes its arguments. One process.
 
     `rollout_worker` gives samples: a `SampleWorker`, or one of yours that puts what `to_rollouts` makes on its queue.
@@ -43,28 +39,10 @@ class MmpackAsyncGRPO(_Trainer):
     router's auxiliary loss and families that can't be packed; ArgumentError without a `rollout_worker`.
     """
 
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(MmpackAsyncGRPO)]
-        if any("compute_loss" in vars(c) and not issubclass(c, MmpackAsyncGRPO) for c in before):
-            raise ArgumentError(
-                f"{WHAT}: {cls.__name__} names it after the trainer, whose methods would then win. "
-                f"Fix: write class {cls.__name__}({WHAT}, AsyncGRPOTrainer)"
-            )
+    _trainer, _method = "AsyncGRPOTrainer", "compute_loss"
 
     def __init__(self, *args: Any, **kwargs: Any):
-        trl = require("trl", "trl", WHAT)
-        if not trl.__version__.startswith(SUPPORTED + "."):
-            raise BackendError(
-                f"{WHAT}: TRL {trl.__version__} is installed, it supports {SUPPORTED}. "
-                f"Fix: pip install 'trl=={SUPPORTED}.*'"
-            )
-        from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
-
-        if not isinstance(self, AsyncGRPOTrainer):
-            raise ArgumentError(
-                f"{WHAT}: it is not combined with AsyncGRPOTrainer. Fix: write class Trainer({WHAT}, AsyncGRPOTrainer)"
-            )
+        self._check_trl("trl.experimental.async_grpo.async_grpo_trainer")
         if kwargs.get("rollout_worker") is None:
             raise ArgumentError(
                 f"{WHAT}: TRL's own rollout worker drops pictures. Fix: pass rollout_worker=SampleWorker(rollouts)"

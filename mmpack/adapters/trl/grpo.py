@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,9 +27,10 @@ from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
+from mmpack.adapters.trl.mixin import SUPPORTED, TrainerMixin
 from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
-from mmpack.errors import ArgumentError, BackendError, ModelError, kind_of, require
+from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
@@ -38,16 +39,10 @@ from mmpack.parity.fixes import FIXES
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 
-if TYPE_CHECKING:
-    _Trainer = Any
-else:
-    _Trainer = object
-
 SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
-SUPPORTED = "1.16"  # the methods overridden here are private, so other versions may differ
 
 
-class MmpackGRPO(_Trainer):
+class MmpackGRPO(TrainerMixin):
     """Mix in before `trl.GRPOTrainer`; takes its arguments. `mmpack_stats` adds up what was computed.
 
     Every `loss_type` and option of GRPOConfig works as in TRL: the loss is TRL's own code, fed with logprobs and
@@ -70,26 +65,10 @@ class MmpackGRPO(_Trainer):
     feature_host_bytes: int = 0
     _kept_ids: list[Ragged] | None = None  # of the rows that the next passes read
 
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(MmpackGRPO)]
-        if any(hasattr(c, "_compute_loss") and not issubclass(c, MmpackGRPO) for c in before):
-            raise ArgumentError(
-                f"MmpackGRPO: {cls.__name__} names it after the trainer, whose methods would then win. "
-                f"Fix: write class {cls.__name__}(MmpackGRPO, GRPOTrainer)"
-            )
+    _trainer, _method = "GRPOTrainer", "_compute_loss"
 
     def __init__(self, *args: Any, **kwargs: Any):
-        trl = require("trl", "trl", "MmpackGRPO")
-        if not trl.__version__.startswith(SUPPORTED + "."):
-            raise BackendError(
-                f"MmpackGRPO: TRL {trl.__version__} is installed, it supports {SUPPORTED}. "
-                f"Fix: pip install 'trl=={SUPPORTED}.*'"
-            )
-        if not isinstance(self, trl.GRPOTrainer):
-            raise ArgumentError(
-                "MmpackGRPO: it is not combined with GRPOTrainer. Fix: write class Trainer(MmpackGRPO, GRPOTrainer)"
-            )
+        self._check_trl("trl")
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.mmpack_stats = PassStats()
