@@ -12,8 +12,7 @@ import torch
 from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.heads import head_of, logit_cap, read_hidden, reader
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.probe_hooks import Hooks
-from mmpack.adapters.transformers.probe_rows import BatchRows
+from mmpack.adapters.transformers.probe_hooks import BatchRows, Hooks
 from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,6 @@ from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_pr
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.mixin import SUPPORTED, TrainerMixin
-from mmpack.adapters.trl.pass_stats import PassStats
 from mmpack.cache.features import FeatureStore
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import Family, family_of_config
@@ -38,6 +38,31 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
+
+
+@dataclass
+class PassStats:
+    """Sums over forward passes: rows of the text model, patches of the vision tower."""
+
+    passes: int = 0
+    samples: int = 0
+    tokens: int = 0
+    tokens_stock: int = 0
+    patches: int = 0
+    patches_stock: int = 0
+
+    def add(self, other: PassStats) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def __str__(self) -> str:
+        """A table of three lines."""
+        lines = [f"{self.passes:>4} passes {'TRL':>12} {'mmpack':>12} {'ratio':>7}"]
+        for name in ("tokens", "patches"):
+            stock, own = getattr(self, f"{name}_stock"), getattr(self, name)
+            lines.append(f"{name:<11} {stock:>12,} {own:>12,} {stock / max(own, 1):>6.2f}×")
+        return "\n".join(lines)
+
 
 SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
 

@@ -21,8 +21,7 @@ from transformers import AutoConfig
 
 from mmpack.adapters.vllm.cache import item_of
 from mmpack.adapters.vllm.engine_inputs import from_samples
-from mmpack.adapters.vllm.kept import EVERY_ID, PROCESSED, asked_logprobs
-from mmpack.adapters.vllm.samples import to_samples
+from mmpack.adapters.vllm.samples import EVERY_ID, PROCESSED, asked_logprobs, to_samples
 from mmpack.adapters.vllm.weights import engine_checksums
 from mmpack.errors import ArgumentError, BackendError, check_flag, require
 from mmpack.families import family_of_config

@@ -15,8 +15,8 @@ from mmpack.adapters.checks import check_each, check_groups, is_list
 from mmpack.adapters.engine_routes import npy_rows
 from mmpack.adapters.rendered import MediaStore, RenderedMedia, rendered_sample
 from mmpack.adapters.vllm.calls import NO_LOGPROB
-from mmpack.adapters.vllm.completions import LOGPROB_KINDS, sample_of
 from mmpack.adapters.vllm.engine_inputs import from_samples
+from mmpack.adapters.vllm.samples import LOGPROB_KINDS, sample_of
 from mmpack.errors import ArgumentError, kind_of, require
 from mmpack.layout.names import numbered_in_groups
 from mmpack.processors.wrap import Processor

@@ -12,19 +12,103 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmpack.adapters.engine_routes import routes_of_rows
 from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
-from mmpack.adapters.rendered import MediaStore, processed_medium
+from mmpack.adapters.rendered import MediaStore, kept_lists, processed_medium
+from mmpack.adapters.row_sample import continued_positions
 from mmpack.adapters.vllm.cache import item_of, items_of
-from mmpack.adapters.vllm.completions import LOGPROB_KINDS, sample_of
 from mmpack.errors import ArgumentError
-from mmpack.layout.fingerprint import content_hash
-from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.fingerprint import content_hash, fingerprint, response_hash
+from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.layout.occurrences import Placed, spans_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
-from mmpack.schema.sample import Sample
-from mmpack.schema.spans import ModalitySpan
+from mmpack.schema.ragged import Ragged
+from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
+from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
+
+# ---- kept ids ---------------------------------------------------------------------------------------
+
+PROCESSED = "processed_logprobs"
+EVERY_ID = -1  # of SamplingParams.logprobs
+TIES = 64  # more ids than top_k are asked for: ids that tie with the last are kept too
+# settings that move logits, and the value that leaves them alone: no softmax over the kept ids gives their logprobs
+_MOVES = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+}
+# of one sampled token: ids, their logprobs and ranks
+Step = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def kept_ids(
+    completion: Any, steps: Sequence[Step] | None, params: Any, logprobs_mode: str, where: str
+) -> Ragged | None:
+    """A list per token of `completion`, or None where the engine was not asked for them, or nothing was taken out.
+
+    Args: `steps`: the completion's logprobs. `logprobs_mode`: the engine's.
+
+    Raises: ArgumentError where logprobs are raw, so not those of the kept ids; where penalties or biases moved the
+    logits; and where more ids may have been kept than were asked for.
+    """
+    mask = completion.sampling_mask
+    if mask is None and not (_filtered(params) and _asked_for_all(params, logprobs_mode)):
+        return None
+    check_unmoved(params, where)
+    if mask is not None:
+        kind = {"logprobs": "processed" if logprobs_mode == PROCESSED else "raw"}
+        return kept_lists(mask.token_ids, len(completion.token_ids), kind, where)
+    return _finite(steps, params, where)
+
+
+def check_unmoved(params: Any, where: str) -> None:
+    """Raise ArgumentError if penalties or biases moved the logits. `params`: SamplingParams."""
+    moved = [name for name, off in _MOVES.items() if (getattr(params, name, None) or off) != off]
+    if moved:
+        raise ArgumentError(
+            f"{where} was sampled with {moved[0]}={getattr(params, moved[0])}, so its logprobs are not a "
+            f"softmax over its kept ids. Fix: sample without {moved[0]}"
+        )
+
+
+def asked_logprobs(top_k: int, vocabulary: int, every_id: bool) -> int:
+    """`SamplingParams.logprobs` from which kept ids can be read.
+
+    Every id, or, where `top_k` bounds them, that many and some that may tie. `every_id`: even then; in 16 bits any
+    number of ids may tie.
+    """
+    bounded = 0 < top_k < vocabulary - TIES and not every_id
+    return top_k + TIES if bounded else EVERY_ID
+
+
+def _filtered(params: Any) -> bool:
+    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return bool(cut and params.temperature > 0)
+
+
+def _asked_for_all(params: Any, logprobs_mode: str) -> bool:
+    if logprobs_mode != PROCESSED or params.logprobs is None:
+        return False
+    return bool(params.logprobs == EVERY_ID or params.logprobs > params.top_k > 0)
+
+
+def _finite(steps: Sequence[Step] | None, params: Any, where: str) -> Ragged:
+    """The ids of finite logprobs. They are all if every id was asked for, or if one that is not kept came too."""
+    if steps is None:
+        return Ragged.empty(0)
+    lists = []
+    for n, (ids, logprobs, _) in enumerate(steps):
+        kept = np.isfinite(logprobs)
+        if kept.all() and params.logprobs != EVERY_ID:
+            raise ArgumentError(
+                f"{where}, token {n}: all of the {params.logprobs} likeliest ids are kept, and more may be. "
+                f"Fix: use SamplingParams(logprobs={EVERY_ID})"
+            )
+        lists.append(np.unique(ids[kept]))
+    return Ragged.of(lists)
 
 
 def to_samples(
@@ -182,3 +266,113 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
         mean, std = (torch.tensor(part[name])[:, None] for name in ("image_mean", "image_std"))
         values = (values - mean) / std
     return values.flatten(1).numpy()
+
+
+# ---- one completion ---------------------------------------------------------------------------------
+
+LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
+
+
+_FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def sample_of(
+    where: str,
+    sample_id: str,
+    group_id: str,
+    output: Any,
+    completion: Any,
+    media: list[Medium],
+    spans: list[ModalitySpan],
+    place: tuple[np.ndarray, int] | None,
+    settings: dict[str, Any],
+    params: Any,
+    logprobs_mode: str,
+    tokenizer: Any,
+    engine: dict[str, Any] | None,
+) -> Sample:
+    """A RequestOutput's completion as a sample; `where` is for errors.
+
+    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens.
+    """
+    response = [int(i) for i in completion.token_ids]
+    start = len(output.prompt_token_ids)
+    ids = np.array([*output.prompt_token_ids, *response], dtype=np.int64)
+    steps = _steps(completion.logprobs)
+    logprobs, likeliest = _logprobs(steps, response)
+    kept = kept_ids(completion, steps, params, logprobs_mode, where)
+    versions = [
+        PolicyVersion(start + span.start, start + span.end, span.version)
+        for span in completion.weight_versions or ()
+    ]
+    return Sample(
+        sample_id=sample_id,
+        group_id=group_id,
+        family=settings["family"],
+        input_ids=ids,
+        media=media,
+        modality_spans=spans,
+        loss_spans=[LossSpan(start, len(ids), turn=0)],
+        position_ids=None if place is None else continued_positions(*place, len(ids)),
+        attention_mask=np.ones(len(ids), dtype=np.int8),
+        processor=settings,
+        processor_fingerprint=fingerprint(settings),
+        rollout_logprobs=logprobs,
+        kept_ids=kept,
+        sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
+        | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
+        finish_reason=_FINISHED.get(completion.finish_reason),
+        routed_experts=_routes(completion, len(ids), where),
+        policy_versions=versions or None,
+        prefix_cached_tokens=output.num_cached_tokens,
+        metadata={
+            RESPONSE_TEXT_KEY: response_hash(tokenizer.decode(response), response),
+            "argmax_ids": likeliest,
+            "engine": {
+                **(engine or {}),
+                "request_id": output.request_id,
+                "index": completion.index,
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+            },
+        },
+    )
+
+
+def _steps(found: Any) -> list[Step] | None:
+    """Ids, logprobs and ranks of each step, of dicts of Logprob or of vLLM's FlatLogprobs."""
+    if found is None:
+        return None
+    if hasattr(found, "start_indices"):  # item by item it would make an object of each id
+        columns = (found.token_ids, found.logprobs, found.ranks)
+        ids, logprobs, ranks = (np.asarray(column) for column in columns)
+        bounds = zip(found.start_indices, found.end_indices, strict=True)
+        return [(ids[a:b], logprobs[a:b], ranks[a:b]) for a, b in bounds]
+    return [
+        (
+            np.fromiter(step, np.int64, len(step)),
+            np.array([of.logprob for of in step.values()]),
+            np.array([of.rank for of in step.values()]),
+        )
+        for step in found
+    ]
+
+
+def _routes(completion: Any, length: int, where: str) -> np.ndarray | None:
+    """Of an engine with `enable_return_routed_experts=True`."""
+    rows = getattr(completion, "routed_experts", None)
+    return None if rows is None else routes_of_rows(rows, length, where)
+
+
+def _logprobs(
+    steps: list[Step] | None, response: list[int]
+) -> tuple[np.ndarray | None, list[int | None] | None]:
+    """float32 [n] of the sampled ids, and the likeliest id of each step where the engine was asked for it."""
+    if steps is None:
+        return None, None
+    sampled, likeliest = [], []
+    for (ids, logprobs, ranks), token in zip(steps, response, strict=True):
+        sampled.append(logprobs[np.flatnonzero(ids == token)[0]])
+        first = np.flatnonzero(ranks == 1)
+        likeliest.append(int(ids[first[0]]) if len(first) else None)
+    return np.array(sampled, dtype=np.float32), likeliest
