@@ -27,8 +27,7 @@ from mmpack.adapters.transformers.prefix import (
 )
 from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.transformers.ranks import encode_together, in_step
-from mmpack.adapters.transformers.router import router_loss
-from mmpack.adapters.transformers.routes import record_routes
+from mmpack.adapters.transformers.routes import record_routes, router_loss
 
 __all__ = [
     "PrefixLogprobs",

@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers import heads
-from mmpack.adapters.transformers.head_shards import local_head
-from mmpack.adapters.transformers.heads import Values, head_of, logit_cap, read_in_forward, reader
+from mmpack.adapters.transformers.heads import (
+    Values,
+    head_of,
+    local_head,
+    logit_cap,
+    read_in_forward,
+    reader,
+)
 from mmpack.adapters.transformers.inputs import inputs_of, model_inputs
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.ulysses.make import row_split

@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers.modules import attention_configs, tower_of
-from mmpack.adapters.transformers.recompute import switched
+from mmpack.adapters.transformers.parts import switched
 from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmpack.adapters.vime.kept import whole_numbers
 from mmpack.adapters.vime.megatron import backends, ranks
-from mmpack.adapters.vime.responses import Layout, log_probs_and_entropy, places
+from mmpack.adapters.vime.responses import Layout, log_probs_and_entropy, places, whole_numbers
 from mmpack.errors import ArgumentError, check_name
 from mmpack.losses.correction import correction_weights
 from mmpack.losses.kl import LOG_RATIO_BOUND, k3

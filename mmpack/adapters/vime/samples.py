@@ -23,7 +23,7 @@ from mmpack.adapters.processed_media import (
     rest_of,
 )
 from mmpack.adapters.row_sample import response_start, row_sample
-from mmpack.adapters.vime.kept import fits, whole_numbers
+from mmpack.adapters.vime.responses import fits, whole_numbers
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
