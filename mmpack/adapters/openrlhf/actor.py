@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from mmpack.adapters.checks import valid_tokens
 from mmpack.adapters.handle import Handle
+from mmpack.adapters.loss_values import rectangle
 from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
@@ -24,7 +25,6 @@ from mmpack.errors import LayoutError, ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import context_ids
 from mmpack.layout.runs import placeholder_runs
-from mmpack.packing.batch import Batch
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -80,12 +80,14 @@ class ActorHandle(Handle):
         self.stats.update(batch.stats)
         logprobs, entropy = values if isinstance(values, tuple) else (values, None)
         columns = action_mask.shape[1]
-        actions = _rectangle(logprobs, batch, samples, sequences.shape[1] - columns, columns)
+        length, starts = sequences.shape[1], [s.metadata["start"] for s in samples]
+        own = [start - length + columns for start in starts]
+        actions = rectangle(logprobs, batch, own, columns)
         if not return_output:
             return actions
         output = CausalLMOutputWithPast()
         if entropy is not None:
-            output.entropy = _rectangle(entropy, batch, samples, 1, sequences.shape[1] - 1)
+            output.entropy = rectangle(entropy, batch, [s - 1 for s in starts], length - 1)
         return actions, output
 
 
@@ -100,17 +102,6 @@ def use(actor: Any) -> ActorHandle:
     one of no known family.
     """
     return ActorHandle(actor)
-
-
-def _rectangle(
-    values: torch.Tensor, batch: Batch, samples: list[Sample], first: int, columns: int
-) -> torch.Tensor:
-    """Values [N] of loss tokens as [B, columns], whose column 0 is token `first` of the row; 0 elsewhere."""
-    starts = [b * columns - first + s.metadata["start"] for b, s in enumerate(samples)]
-    counts = torch.tensor(batch.loss_counts, device=values.device)
-    at = torch.repeat_interleave(torch.tensor(starts, device=values.device), counts)
-    out = values.new_zeros(len(samples) * columns)
-    return out.index_copy(0, at + batch.loss_token_index.long(), values).view(-1, columns)
 
 
 def _ranks() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from mmpack.adapters.checks import check_each, check_groups, is_list
 from mmpack.adapters.processed_media import described_medium
 from mmpack.adapters.transformers.linear_attention import refuse_kernels_on_a_cpu
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
@@ -71,7 +72,12 @@ def rollout(
     check_number("rollout", "top_p", top_p, above=0, most=1)
     check_whole("rollout", "top_k", top_k, least=0, fix="pass 0 for no limit")
     check_number("rollout", "min_p", min_p, least=0, most=1)
-    _check_prompts(prompts, group_ids)
+    if not is_list(prompts):
+        raise ArgumentError(
+            f"rollout: prompts are {kind_of(prompts)}. Fix: pass a list, with one entry per prompt"
+        )
+    check_each("rollout", len(prompts), "prompts", {"group_ids": group_ids})
+    check_groups("rollout", group_ids)
     if not hasattr(model, "generate"):
         raise ArgumentError(
             f"rollout: the model is {kind_of(model)}, which has no generate. Fix: pass a transformers model"
@@ -154,24 +160,6 @@ def _own_config(model: Any, config: GenerationConfig) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
-
-
-def _check_prompts(prompts: Any, group_ids: Any) -> None:
-    """Raise ArgumentError unless each prompt has a group id."""
-    for name, values in (("prompts", prompts), ("group_ids", group_ids)):
-        if not isinstance(values, Sequence) or isinstance(values, str):
-            raise ArgumentError(
-                f"rollout: {name} are {kind_of(values)}. Fix: pass a list, with one entry per prompt"
-            )
-    if len(prompts) != len(group_ids):
-        raise ArgumentError(
-            f"rollout: {len(prompts)} prompts have {len(group_ids)} group_ids. Fix: pass one per prompt"
-        )
-    for group_id in group_ids:
-        if not isinstance(group_id, str):
-            raise ArgumentError(
-                f"rollout: group_ids hold {group_id!r:.40}, expected str. Fix: pass str(…) of each"
-            )
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> list[int]:

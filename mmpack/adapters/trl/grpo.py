@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from mmpack.adapters.loss_values import rectangle
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
     refuse_missing,
@@ -189,24 +190,17 @@ class MmpackGRPO(TrainerMixin):
             logps, entropies = [], []
             for first in range(0, len(samples), size):
                 part = samples[first : first + size]
-                place = np.concatenate(
-                    [
-                        b * logits_to_keep + columns[first + b] - start + s.loss_indices
-                        for b, s in enumerate(part)
-                    ]
-                )
-                values = self._packed_pass(model, part, device, compute_entropy, input_ids.shape[1])
-                index = torch.from_numpy(place).to(device)
-                shape = len(part), logits_to_keep
-                rectangles = [_rectangle(x, index, shape) for x in values]
-                logps.append(rectangles[0])
-                entropies += rectangles[1:]
+                starts = [column - start for column in columns[first : first + size]]
+                values = self._packed_pass(model, part, device, compute_entropy, mask.shape[1])
+                made = [rectangle(x, values[0], starts, logits_to_keep) for x in values[1:]]
+                logps.append(made[0])
+                entropies += made[1:]
             return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
 
     def _packed_pass(
         self, model: Any, samples: list[Sample], device: torch.device, entropy: bool, width: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Logprobs [N] (and entropies [N]) of the samples' loss tokens, from one packed forward through `model`."""
+    ) -> tuple[Any, ...]:
+        """The pack, logprobs [N] (and entropies [N]) of the samples' loss tokens, from one forward through `model`."""
         batch = pack_shared(samples, model).to(device)
         # a rank without a picture still runs the tower
         vision = "always" if self.accelerator.num_processes > 1 else "auto"
@@ -231,7 +225,7 @@ class MmpackGRPO(TrainerMixin):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
             metrics[f"mmpack/{name}"].append(getattr(stats, name))
-        return values if isinstance(values, tuple) else (values,)
+        return batch, *(values if isinstance(values, tuple) else (values,))
 
     def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
         """Where features of this model's media are kept: one store for all models whose towers are equal now.
@@ -339,10 +333,6 @@ def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
                 f"MmpackGRPO: TRL {SUPPORTED} does not pass the sizes of {family.name}'s pictures to the model. "
                 "Fix: train on text alone, or call mp.pack and packed_logprobs in a loop of your own"
             )
-
-
-def _rectangle(values: torch.Tensor, index: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    return values.new_zeros(shape[0] * shape[1]).index_copy(0, index, values).view(shape)
 
 
 def _patches(sample: Sample) -> int:
