@@ -102,6 +102,20 @@ def renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
     return {own: fields.get(theirs) for own, theirs in names.items()}
 
 
+def urls_of(
+    message: Any, where: str, kinds: Sequence[str] = ("image_url", "video_url")
+) -> list[str]:
+    """The URLs of a message's parts of these kinds, in order."""
+    content = fields_of(message, where).get("content")
+    out = []
+    for part in content if isinstance(content, list | tuple) else ():
+        fields = fields_of(part, f"{where}.content")
+        if (kind := fields.get("type")) in kinds:
+            url = fields[kind]
+            out.append(str(url if isinstance(url, str) else fields_of(url, where).get("url")))
+    return out
+
+
 def check_episodes(given: Any, what: str, lists: Mapping[str, Any]) -> list[Any]:
     """The episodes as a list, with one entry of each of `lists` per episode. Raises: ArgumentError."""
     if not is_list(given):

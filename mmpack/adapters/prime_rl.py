@@ -23,6 +23,7 @@ from mmpack.adapters.episodes import (
     part_of,
     read_episodes,
     reading,
+    urls_of,
 )
 from mmpack.errors import ArgumentError, kind_of, one_line
 from mmpack.processors.conversation import source_of
@@ -255,7 +256,7 @@ def _media_of(
     for node in path:
         found = node.get("multi_modal_data")
         items = None if found is None else fields_of(found, where).get("mm_items")
-        urls = _urls(fields_of(node["message"], f"{where}.message").get("content"))
+        urls = urls_of(node["message"], f"{where}.message", ("image_url",))
         known = [media.get(url, url if url.startswith("data:") else None) for url in urls]
         if None not in known:
             out += known
@@ -267,18 +268,6 @@ def _media_of(
             raise ArgumentError(
                 f"{where}: the picture {urls[at]!r:.80} is not among the media. Fix: pass media={{url: picture}}"
             )
-    return out
-
-
-def _urls(content: Any) -> list[str]:
-    """Of the image parts of a message."""
-    out = []
-    for part in content if isinstance(content, list | tuple) else ():
-        fields = fields_of(part, "to_trajectories: a part of a message")
-        if fields.get("type") == "image_url":
-            url = fields["image_url"]
-            url = url if isinstance(url, str) else fields_of(url, "image_url").get("url")
-            out.append(str(url))
     return out
 
 

@@ -22,6 +22,7 @@ from mmpack.adapters.episodes import (
     read_episodes,
     reading,
     renamed,
+    urls_of,
 )
 from mmpack.errors import ArgumentError, check_name
 from mmpack.layout.names import SAMPLING_NAMES
@@ -37,7 +38,11 @@ LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 # what the server writes for −inf, for NaN, and for an id that it has no logprob of
 NO_LOGPROB = -9999.0
 # fields of Record -> those of a choice
-FIELDS = {"response_ids": "token_ids", "kept_ids": "sampling_mask"}
+FIELDS = {
+    "prompt_ids": "prompt_token_ids",
+    "response_ids": "token_ids",
+    "kept_ids": "sampling_mask",
+}
 
 
 def to_trajectories(
@@ -130,7 +135,6 @@ def _records(
         fields_of(choice, at, needed, "ask for return_token_ids=True")
         out.append(
             Record(
-                choice["prompt_token_ids"],
                 **renamed(choice, FIELDS),
                 media=media,
                 logprobs=_logprobs(choice.get("logprobs"), list(choice["token_ids"]), at),
@@ -225,7 +229,7 @@ def _media(request: dict[str, Any], known: Mapping[str, Any], where: str) -> lis
     urls = [
         url
         for m, message in enumerate(request.get("messages") or ())
-        for url in _urls(message, f"{where}.request.messages[{m}]")
+        for url in urls_of(message, f"{where}.request.messages[{m}]")
     ]
     return [url if is_data_url(url) else _known(url, known, where) for url in urls]
 
@@ -237,18 +241,6 @@ def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
             f"Fix: pass media={{hash or URL: picture}}, or a list per call"
         )
     return known[name]
-
-
-def _urls(message: Any, where: str) -> list[str]:
-    content = fields_of(message, where).get("content")
-    out = []
-    for part in content if isinstance(content, list | tuple) else ():
-        fields = fields_of(part, f"{where}.content")
-        kind = fields.get("type")
-        if kind in ("image_url", "video_url"):
-            url = fields[kind]
-            out.append(str(url if isinstance(url, str) else fields_of(url, where).get("url")))
-    return out
 
 
 def _source(request: dict[str, Any]) -> str:

@@ -15,17 +15,17 @@ import torch
 from mmpack.adapters.engine_routes import routes_of_rows
 from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
 from mmpack.adapters.rendered import MediaStore, kept_lists, processed_medium
-from mmpack.adapters.row_sample import continued_positions
+from mmpack.adapters.row_sample import continued_positions, row_sample
+from mmpack.adapters.vllm.calls import LOGPROB_KINDS
 from mmpack.errors import ArgumentError, BackendError
-from mmpack.layout.fingerprint import content_hash, fingerprint, response_hash
+from mmpack.layout.fingerprint import content_hash
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
-from mmpack.layout.occurrences import Placed, spans_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
-from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ModalitySpan, PolicyVersion
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import PolicyVersion
 
 # ---- what vLLM's cache leaves out of an input -------------------------------------------------------
 
@@ -226,7 +226,6 @@ def to_samples(
             "Fix: pass one of each per output"
         )
     known = items_of(inputs, cached or {})
-    settings = processor.settings
     sample_ids = iter(
         numbered_in_groups(
             [g for g, output in zip(groups, outputs, strict=True) for _ in output.outputs]
@@ -236,12 +235,12 @@ def to_samples(
     for output, given, own, params, group, place in zip(
         outputs, inputs, handed, per_output, groups, places, strict=True
     ):
-        found, spans = _media(given, own, known, processor, settings, store)
+        found = _media(given, own, known, processor, store)
         out += [
             sample_of(
                 f"to_samples: {name!r:.60}",
-                *(name, group, output, completion, found, spans),
-                *(place, settings, params, logprobs_mode, processor.tokenizer, engine),
+                *(name, group, output, completion, found, place),
+                *(processor, params, logprobs_mode, engine),
             )
             for completion, name in zip(output.outputs, sample_ids, strict=False)
         ]
@@ -253,41 +252,29 @@ def _media(
     own: Mapping[str, Any],
     known: Mapping[str, Any],
     processor: Processor,
-    settings: dict[str, Any],
     store: MediaStore | None,
-) -> tuple[list[Medium], list[ModalitySpan]]:
-    """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
-    if given["type"] != "multimodal":
-        return [], []
-    found: list[Placed] = []
-    for modality, ranges in given["mm_placeholders"].items():
+) -> dict[str, list[Medium]]:
+    """The media of an engine input by modality, in order of appearance."""
+    out: dict[str, list[Medium]] = {}
+    for modality, hashes in given["mm_hashes"].items() if given["type"] == "multimodal" else ():
         handed = own.get(modality)
-        handed = handed if isinstance(handed, list) else [handed] * len(ranges)
-        for k, where in enumerate(ranges):
-            digest = given["mm_hashes"][modality][k]
+        handed = handed if isinstance(handed, list) else [handed] * len(hashes)
+        for k, digest in enumerate(hashes):
             medium = None if store is None else store.medium(digest)
             if medium is None:
                 item = item_of(given, modality, k, known, "to_samples")
-                medium = _medium(modality, item, digest, handed[k], processor, settings)
+                medium = _medium(modality, item, digest, handed[k], processor)
                 medium = medium if store is None else store.add(digest, medium)
-            ranges_of = where.extract_embeds_range()  # inclusive of the last index
-            found.append((medium, [(int(a), int(b) + 1) for a, b in ranges_of]))
-    found.sort(key=lambda placed: placed[1][0])
-    return spans_of(found, processor.family)
+            out.setdefault(modality, []).append(medium)
+    return out
 
 
-def _medium(
-    modality: str,
-    item: Any,
-    digest: str,
-    handed: Any,
-    processor: Processor,
-    settings: dict[str, Any],
-) -> Medium:
+def _medium(modality: str, item: Any, digest: str, handed: Any, processor: Processor) -> Medium:
     if handed is None:
         made = {name: element.data.clone() for name, element in item.items()}  # may lie in a cache
         return processed_medium("to_samples", modality, made, digest, processor.family)
     known: dict[str, Any]
+    settings = processor.settings
     if modality == "image":
         pixels, known = processor.rgb_pixels(handed, "to_samples")
         content = content_hash(modality, pixels)
@@ -324,9 +311,6 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
 
 # ---- one completion ---------------------------------------------------------------------------------
 
-LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
-
-
 _FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -336,60 +320,53 @@ def sample_of(
     group_id: str,
     output: Any,
     completion: Any,
-    media: list[Medium],
-    spans: list[ModalitySpan],
+    media: dict[str, list[Medium]],
     place: tuple[np.ndarray, int] | None,
-    settings: dict[str, Any],
+    processor: Processor,
     params: Any,
     logprobs_mode: str,
-    tokenizer: Any,
     engine: dict[str, Any] | None,
 ) -> Sample:
-    """A RequestOutput's completion as a sample; `where` is for errors.
+    """A RequestOutput's completion as a sample; `where` is for errors. `media`: of the prompt, by modality, in order.
 
-    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens.
+    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens; LayoutError where
+    the prompt's placeholders and its media differ in number.
     """
     response = [int(i) for i in completion.token_ids]
     start = len(output.prompt_token_ids)
     ids = np.array([*output.prompt_token_ids, *response], dtype=np.int64)
     steps = _steps(completion.logprobs)
     logprobs, likeliest = _logprobs(steps, response)
-    kept = kept_ids(completion, steps, params, logprobs_mode, where)
     versions = [
         PolicyVersion(start + span.start, start + span.end, span.version)
         for span in completion.weight_versions or ()
     ]
-    return Sample(
+    about = {
+        "request_id": output.request_id,
+        "index": completion.index,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    return row_sample(
+        where,
+        ids,
+        media,
+        np.arange(len(ids)) >= start,
+        processor.family,
+        response_start=start,
+        processor=processor,
         sample_id=sample_id,
         group_id=group_id,
-        family=settings["family"],
-        input_ids=ids,
-        media=media,
-        modality_spans=spans,
-        loss_spans=[LossSpan(start, len(ids), turn=0)],
         position_ids=None if place is None else continued_positions(*place, len(ids)),
-        attention_mask=np.ones(len(ids), dtype=np.int8),
-        processor=settings,
-        processor_fingerprint=fingerprint(settings),
         rollout_logprobs=logprobs,
-        kept_ids=kept,
+        kept_ids=kept_ids(completion, steps, params, logprobs_mode, where),
         sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
         | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
         finish_reason=_FINISHED.get(completion.finish_reason),
         routed_experts=_routes(completion, len(ids), where),
         policy_versions=versions or None,
         prefix_cached_tokens=output.num_cached_tokens,
-        metadata={
-            RESPONSE_TEXT_KEY: response_hash(tokenizer.decode(response), response),
-            "argmax_ids": likeliest,
-            "engine": {
-                **(engine or {}),
-                "request_id": output.request_id,
-                "index": completion.index,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-            },
-        },
+        metadata={"argmax_ids": likeliest, "engine": {**(engine or {}), **about}},
     )
 
 
