@@ -110,8 +110,8 @@ def urls_of(
     out = []
     for part in content if isinstance(content, list | tuple) else ():
         fields = fields_of(part, f"{where}.content")
-        if (kind := fields.get("type")) in kinds:
-            url = fields[kind]
+        if fields.get("type") in kinds:
+            url = fields[fields["type"]]
             out.append(str(url if isinstance(url, str) else fields_of(url, where).get("url")))
     return out
 

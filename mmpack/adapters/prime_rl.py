@@ -126,11 +126,12 @@ def _record(
         out[sampled] = np.asarray(values)[sampled] if dense else values
         return out[own]
 
-    reference = column("ref_logprobs" if dense else "reference_logprobs")
-    if reference is not None:
+    scores = column("ref_logprobs" if dense else "reference_logprobs")
+    reference = None
+    if scores is not None:
         # it scored only what was sampled: one id per list
         places = np.flatnonzero(sampled[own])
-        lists = Ragged.of([[t] for t in np.asarray(ids)[own][places]], reference[places, None])
+        lists = Ragged.of([[t] for t in np.asarray(ids)[own][places]], scores[places, None])
         reference = lists.spread(places, len(ids) - start)
     return Record(
         [*before, *ids[:start]],

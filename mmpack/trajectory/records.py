@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from mmpack.trajectory.record_columns import (
 )
 from mmpack.trajectory.samples import linked
 from mmpack.trajectory.trajectory import Trajectory, Turn
-
-if TYPE_CHECKING:
-    from mmpack.trajectory.records import Record
 
 RESAMPLED = ("both", "last")
 

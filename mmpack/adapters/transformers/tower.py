@@ -26,7 +26,7 @@ from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
-from mmpack.packing.batch import PackedBatch
+from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts, calls_of, pooled_pieces
 from mmpack.packing.media import canvas_of, tiles_of
 from mmpack.packing.pixels import float_pixels
@@ -131,7 +131,7 @@ def encode_media(
 
 def encode_some(
     model: Any,
-    batch: PackedBatch,
+    batch: Batch,
     media: Sequence[int],
     max_patches: int | None = None,
     idle: Idle | None = None,
