@@ -19,10 +19,14 @@ with needs("hf", __name__):
 
 
 class Held:
-    """A value in a sample's metadata that a trace holds as JSON. The value is not copied."""
+    """A value in a sample's metadata that a trace holds as JSON.
+
+    Its dicts, lists and tuples are copied, its tensors are detached and on the host, where they are not copied; all
+    else is what was handed in.
+    """
 
     def __init__(self, value: Any):
-        self.value = value
+        self.value = _on_host(value)
 
     def to_json(self) -> Any:
         """As `mp.write_trace` writes it; `held` reads it."""
@@ -107,6 +111,16 @@ def decode(value: Any) -> Any:
         case "__items__":
             return {decode(k): decode(v) for k, v in value["__items__"]}
     return {k: decode(v) for k, v in value.items()}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {k: _on_host(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_on_host(v) for v in value]
+    return tuple(map(_on_host, value)) if isinstance(value, tuple) else value
 
 
 def _text(raw: bytes) -> str:

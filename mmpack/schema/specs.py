@@ -364,10 +364,13 @@ class Json(Spec):
         return value
 
     def write(self, value: Any, numpy: bool) -> Any:
-        """Objects in it that have a `to_json` become what that returns; `numpy` changes nothing."""
-        if not isinstance(value, dict) or not any(hasattr(v, "to_json") for v in value.values()):
+        """Objects in its dicts that have a `to_json` become what that returns; without one, `value` itself."""
+        if hasattr(value, "to_json"):
+            return value.to_json()
+        if not isinstance(value, dict):
             return value
-        return {k: v.to_json() if hasattr(v, "to_json") else v for k, v in value.items()}
+        made = {k: self.write(v, numpy) for k, v in value.items()}
+        return value if all(made[k] is v for k, v in value.items()) else made
 
     def holds(self, value: Any) -> bool:
         # in memory it may hold anything; `write_trace` refuses what JSON can't carry
