@@ -108,7 +108,7 @@ def test_plans_batches_reports_and_numbers():
 
 
 def test_stats_that_count_themselves():
-    from mmpack.adapters.trl.pass_stats import PassStats
+    from mmpack.adapters.trl.grpo import PassStats
     from mmpack.cache import FeatureStore
 
     found = mp.metrics(trl=PassStats(passes=2, tokens=7), features=FeatureStore(10))

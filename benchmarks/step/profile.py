@@ -13,7 +13,7 @@ from benchmarks.step.job import Job
 from benchmarks.step.peers import Peer
 from benchmarks.step.timing import seconds_of, take_step
 from mmpack.adapters.transformers.media_inputs import encoded_inputs, pixel_inputs
-from mmpack.adapters.transformers.ranks.sharded import in_forward
+from mmpack.adapters.transformers.ranks.encode_together import in_forward
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack

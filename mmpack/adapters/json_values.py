@@ -1,12 +1,13 @@
 """What a framework holds that a Sample has no field for, as JSON: arrays, tensors, tuples, NaN, bit for bit.
 
-It goes through a sample's metadata, so that a trace file keeps it.
+It goes through a sample's metadata as `Held`: the object itself in memory, JSON in a trace file.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,27 @@ from mmpack.errors import needs
 
 with needs("hf", __name__):
     import torch
+
+
+class Held:
+    """A value in a sample's metadata that a trace holds as JSON.
+
+    Its dicts, lists and tuples are copied, its tensors are detached and on the host, where they are not copied; all
+    else is what was handed in.
+    """
+
+    def __init__(self, value: Any):
+        self.value = _on_host(value)
+
+    def to_json(self) -> Any:
+        """As `mp.write_trace` writes it; `held` reads it."""
+        return encode(self.value)
+
+
+def held(metadata: Mapping[str, Any], key: str) -> Any:
+    """What is held under a key, in memory or as a trace has it; None where nothing is."""
+    value = metadata.get(key)
+    return value.value if isinstance(value, Held) else decode(value)
 
 
 def encode(value: Any) -> Any:
@@ -89,6 +111,16 @@ def decode(value: Any) -> Any:
         case "__items__":
             return {decode(k): decode(v) for k, v in value["__items__"]}
     return {k: decode(v) for k, v in value.items()}
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {k: _on_host(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_on_host(v) for v in value]
+    return tuple(map(_on_host, value)) if isinstance(value, tuple) else value
 
 
 def _text(raw: bytes) -> str:

@@ -57,3 +57,14 @@ def write_at(
         column[places] = own.to(column.dtype)
         out[name] = column
     return out
+
+
+def rectangle(
+    values: torch.Tensor, batch: Batch, starts: Sequence[int], columns: int
+) -> torch.Tensor:
+    """Values [N] of loss tokens as [B, columns], 0 elsewhere. `starts`: the column of each sample's token 0."""
+    first = [b * columns + start for b, start in enumerate(starts)]
+    counts = torch.tensor(batch.loss_counts, device=values.device)
+    at = torch.repeat_interleave(torch.tensor(first, device=values.device), counts)
+    out = values.new_zeros(len(first) * columns)
+    return out.index_copy(0, at + batch.loss_token_index.long(), values).view(-1, columns)

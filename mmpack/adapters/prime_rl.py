@@ -9,29 +9,34 @@ Run with verifiers 0.4, and records as prime-rl's sources of August 2026 write t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mmpack.adapters.checks import as_number
-from mmpack.adapters.episodes import check_episodes, fields_of, kept_as_json, named, reading
-from mmpack.adapters.prime_rl_columns import (
-    array_of,
-    at_sampled,
-    kept_lists,
-    processed_media,
-    reference_of,
+from mmpack.adapters.episodes import (
+    Options,
+    check_episodes,
+    fields_of,
+    kept_as_json,
+    named,
+    part_of,
+    read_episodes,
+    reading,
+    urls_of,
 )
 from mmpack.errors import ArgumentError, kind_of, one_line
 from mmpack.processors.conversation import source_of
 from mmpack.processors.wrap import Processor
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.spans import Score
 from mmpack.trajectory.chat import FINISH
-from mmpack.trajectory.masked import mask_of
-from mmpack.trajectory.records import Record, from_records
+from mmpack.trajectory.record_columns import mask_of
+from mmpack.trajectory.records import Record
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "prime_rl"  # in Trajectory.metadata
+REFERENCE = "reference"  # name of the teacher that scored the sampled ids
 _STREAMS = ("advantages", "trainer_logprobs", "entropies", "loss_weights")  # of a node; not read
 _KEPT = ("id", "ok", "stop_condition", "metrics")
 _OF_SAMPLE = ("env_name", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
@@ -44,10 +49,7 @@ def to_trajectories(
     group_ids: Sequence[str] | None = None,
     media: Mapping[str, Any] | None = None,
     policy_versions: Sequence[str | int | None] | None = None,
-    sampling: dict[str, Any] | None = None,
-    expanded: bool = True,
-    resampled: str = "both",
-    num_experts: int | None = None,
+    **options: Unpack[Options],
 ) -> list[Trajectory]:
     """One trajectory per rollout, called `<group_id>/<k>`. Each sampled node of a trace is a turn, once.
 
@@ -59,9 +61,8 @@ def to_trajectories(
         media: pictures by the URL that messages have them under; `data:` URLs need none. Without it, pixels in a node
             or a sample are taken as they are.
         policy_versions: of each rollout, where one is known (`episode.run.work.policy`, where start and end agree).
-        sampling: `temperature`, …, and `logprobs`: what the logprobs mean.
-        expanded: whether ids hold a picture once per vision token.
-        resampled, num_experts: as of `mp.trajectory.from_records`.
+        options: `sampling` (`temperature`, …, and `logprobs`: what the logprobs mean), `expanded`, `resampled`,
+            `num_experts`, as of `mp.trajectory.from_records`.
 
     A trace's rewards become the trajectory's, weighted (`metadata` has score and weight), its metrics the verifiers.
     `sampling_mask` (and `kept_tokens`, as it was called) become `kept_ids`, reference logprobs the teacher "reference":
@@ -76,35 +77,122 @@ def to_trajectories(
         raise ArgumentError(
             f"to_trajectories: media is {kind_of(media)}, expected a dict. Fix: pass URL -> picture"
         )
-    made = []
-    for i, rollout in enumerate(given):
-        where = f"to_trajectories: rollouts[{i}]"
-        with reading(where):
-            if isinstance(rollout, Sequence) and not isinstance(rollout, str | bytes):
-                samples = [fields_of(s, f"{where}[{k}]") for k, s in enumerate(rollout)]
-                records = [_branch(s, processor, f"{where}[{k}]") for k, s in enumerate(samples)]
-                about: dict[str, Any] = {"metadata": {KEY: [_rest(s) for s in samples]}}
-            else:
-                trace = fields_of(rollout, where)
-                records = _nodes(trace, media or {}, processor, where)
-                about = _about(trace, where)
-        version = None if policy_versions is None else policy_versions[i]
+
+    def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
+        if isinstance(given[i], Sequence) and not isinstance(given[i], str | bytes):
+            samples = [fields_of(s, f"{where}[{k}]") for k, s in enumerate(given[i])]
+            records = [_branch(s, processor, f"{where}[{k}]") for k, s in enumerate(samples)]
+            about: dict[str, Any] = {"metadata": {KEY: [_rest(s) for s in samples]}}
+        else:
+            trace = fields_of(given[i], where, ("nodes",), "pass a trace, or TrainingSamples")
+            records = _nodes(trace, media or {}, processor, where)
+            about = _about(trace, where)
         for record in records:
-            record.policy_versions = version
-        made.append(
-            from_records(
-                records,
-                processor,
-                trajectory_id=where,
-                group_id=where,
-                expanded=expanded,
-                resampled=resampled,
-                num_experts=num_experts,
-                sampling=sampling,
-                **about,
-            )
+            record.policy_versions = None if policy_versions is None else policy_versions[i]
+        return records, about
+
+    names = [f"rollouts[{i}]" for i in range(len(given))]
+    return named(read_episodes(names, read, processor, options), group_ids)
+
+
+def _record(
+    given: dict[str, Any], before: list[int], media: Sequence[Any], dense: bool, where: str
+) -> Record:
+    """Ids that were sampled from their first sampled one on, and what is said of them.
+
+    Args: `before`: ids of the context that `given` does not hold. `dense`: columns have a value per token, not one per
+    sampled token.
+    """
+    ids, mask = given.get("token_ids"), given.get("mask")
+    if ids is None or mask is None or len(ids) != len(mask) or not any(mask):
+        raise ArgumentError(
+            f"{where} has no token_ids with a mask that holds a 1. Fix: use a client that keeps token ids"
         )
-    return named(made, group_ids)
+    sampled = mask_of(where, mask, len(ids))
+    start = int(sampled.argmax())
+    own = slice(start, None)
+
+    def column(name: str) -> np.ndarray | None:
+        values = given.get(name)
+        if values is None or (name == "logprobs" and not len(values)):
+            return None
+        count = len(ids) if dense else int(sampled.sum())
+        if len(values) != count:
+            of = "tokens" if dense else "sampled tokens"
+            raise ArgumentError(
+                f"{where}: {name} has {len(values)} values for {count} {of}. Fix: pass it whole"
+            )
+        out = np.zeros(len(ids), np.float32)
+        out[sampled] = np.asarray(values)[sampled] if dense else values
+        return out[own]
+
+    scores = column("ref_logprobs" if dense else "reference_logprobs")
+    reference = None
+    if scores is not None:
+        # it scored only what was sampled: one id per list
+        places = np.flatnonzero(sampled[own])
+        lists = Ragged.of([[t] for t in np.asarray(ids)[own][places]], scores[places, None])
+        reference = lists.spread(places, len(ids) - start)
+    return Record(
+        [*before, *ids[:start]],
+        ids[own],
+        sampled[own],
+        media,
+        column("logprobs"),
+        kept_ids=_kept_lists(given, sampled, start, where),
+        teachers=None if reference is None else {REFERENCE: reference},
+    )
+
+
+def _kept_lists(
+    given: dict[str, Any], sampled: np.ndarray, start: int, where: str
+) -> Ragged | None:
+    """A list per token from `start` on. Counts are of the sampled tokens, or of all."""
+    name = "sampling_mask" if given.get("sampling_mask") is not None else "kept_tokens"
+    if given.get(name) is None:
+        return None
+    parts = fields_of(given[name], f"{where}.{name}")
+    ids, counts = (_array(parts[n], np.int32) for n in ("ids", "counts"))
+    whole = all(a.ndim == 1 and (a.dtype.kind in "iu" or not a.size) for a in (ids, counts))
+    places = np.flatnonzero(sampled)
+    if whole and len(counts) == len(sampled) != len(places) and not counts[~sampled].any():
+        counts = counts[sampled]
+    if not whole or len(counts) != len(places) or counts.sum() != len(ids):
+        raise ArgumentError(
+            f"{where}: {name} has {len(counts)} counts of {len(ids)} ids for {len(places)} sampled tokens, "
+            "expected whole numbers, a count per token. Fix: pass it whole"
+        )
+    if not counts.all():
+        raise ArgumentError(
+            f"{where}: {name} keeps no id at token {places[counts == 0][0]}. Fix: set it to None: without lists for "
+            "all tokens, logprobs can't be renormalised over them"
+        )
+    lists = Ragged.of(np.split(ids, np.cumsum(counts.astype(np.int64))[:-1]))
+    return lists.spread(places - start, len(sampled) - start)
+
+
+def _array(given: Any, dtype: Any = None) -> np.ndarray:
+    """An array of an array, of bytes, or of an object with dtype, shape and data."""
+    if isinstance(given, bytes):
+        return np.frombuffer(given, dtype).copy()
+    if hasattr(given, "__array__") or isinstance(given, list | tuple):
+        return np.asarray(given)
+    parts = fields_of(given, "to_trajectories: an encoded array")
+    kind = np.dtype(parts.get("dtype") or dtype or np.uint8)
+    return np.frombuffer(parts["data"], kind).reshape(parts["shape"]).copy()
+
+
+def _processed(arrays: Mapping[str, Any], processor: Processor, where: str) -> list[Any]:
+    """Media of pixels as the renderer's processor made them."""
+    from mmpack.adapters.processed_media import media_of_inputs
+
+    inputs = {name: _array(value) for name, value in arrays.items()}
+    found = media_of_inputs(inputs, processor.family, where)
+    if found["video"]:
+        raise ArgumentError(
+            f"{where} has videos as pixels, which can't be read here. Fix: pass media={{url: video}}"
+        )
+    return list(found["image"])
 
 
 # ---- traces --------------------------------------------------------------------------------------
@@ -114,46 +202,23 @@ def _nodes(
     trace: dict[str, Any], media: Mapping[str, Any], processor: Processor, where: str
 ) -> list[Record]:
     """A record per sampled node: the tokens of its path up to the first sampled one, and the rest of its own."""
-    given = trace.get("nodes")
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ArgumentError(
-            f"{where} has no nodes. Fix: pass a trace, or a list of TrainingSamples"
-        )
-    nodes = [fields_of(n, f"{where}.nodes[{k}]") for k, n in enumerate(given)]
+    nodes = [fields_of(n, f"{where}.nodes[{k}]") for k, n in enumerate(trace["nodes"])]
     calls = [fields_of(c, f"{where}.calls[{k}]") for k, c in enumerate(trace.get("calls") or ())]
-    out: list[Record] = []
     finish = {c["node"]: c.get("finish_reason") for c in calls if c.get("node") is not None}
+    out: list[Record] = []
     for k, node in enumerate(nodes):
+        if not node.get("sampled"):
+            continue
         at = f"{where}.nodes[{k}]"
         with reading(at):
-            if not node.get("sampled"):
-                continue
-            ids, mask = node.get("token_ids"), node.get("mask")
-            if not ids or not mask or len(ids) != len(mask) or not any(mask):
-                raise ArgumentError(
-                    f"{at} was sampled and has no token_ids with a mask. Fix: use a client that keeps token ids"
-                )
             path = _path(nodes, k, at)
-            sampled = mask_of(at, mask, len(ids))
-            start = int(sampled.argmax())
-            count = len(ids) - start
-            own = sampled[start:]
             before = [t for n in path[:-1] for t in n["token_ids"]]
-            since = path[:-1][_last_sampled(path[:-1]) + 1 :]
-            out.append(
-                Record(
-                    [*before, *ids[:start]],
-                    ids[start:],
-                    own,
-                    _media_of(path, media, processor, at),
-                    at_sampled(node.get("logprobs") or None, own, "logprobs", at),
-                    kept_ids=kept_lists(node, own, at),
-                    teachers=reference_of(node.get("reference_logprobs"), ids[start:], own, at),
-                    routed_experts=_routes(path, len(before) + start + count, at),
-                    finish_reason=FINISH.get(finish.get(k) or ""),
-                    source=source_of([_role(n, at) for n in since]) if out else "environment",
-                )
-            )
+            record = _record(node, before, _media_of(path, media, processor, at), False, at)
+            record.routed_experts = _routes(path, len(before) + len(node["token_ids"]), at)
+            record.finish_reason = FINISH.get(finish.get(k) or "")
+            since = path[_last_sampled(path[:-1]) + 1 : -1]
+            record.source = source_of([_role(n, at) for n in since]) if out else "environment"
+            out.append(record)
     if not out:
         raise ArgumentError(
             f"{where} has no sampled node, so nothing to train on. Fix: leave it out"
@@ -192,13 +257,13 @@ def _media_of(
     for node in path:
         found = node.get("multi_modal_data")
         items = None if found is None else fields_of(found, where).get("mm_items")
-        urls = _urls(fields_of(node["message"], f"{where}.message").get("content"))
+        urls = urls_of(node["message"], f"{where}.message", ("image_url",))
         known = [media.get(url, url if url.startswith("data:") else None) for url in urls]
         if None not in known:
             out += known
         elif items:
             for item in items.get("image", ()):
-                out += processed_media({k: array_of(v) for k, v in item.items()}, processor, where)
+                out += _processed(item, processor, where)
         else:
             at = known.index(None)
             raise ArgumentError(
@@ -207,24 +272,12 @@ def _media_of(
     return out
 
 
-def _urls(content: Any) -> list[str]:
-    """Of the image parts of a message."""
-    out = []
-    for part in content if isinstance(content, list | tuple) else ():
-        fields = fields_of(part, "to_trajectories: a part of a message")
-        if fields.get("type") == "image_url":
-            url = fields["image_url"]
-            url = url if isinstance(url, str) else fields_of(url, "image_url").get("url")
-            out.append(str(url))
-    return out
-
-
 def _routes(path: list[dict[str, Any]], count: int, where: str) -> np.ndarray | None:
     """[count, layers, k] of the whole path, if each node has its own."""
     own = [n.get("routed_experts") for n in path if n["token_ids"]]
     if any(r is None for r in own):
         return None
-    routes = np.concatenate([array_of(r) for r in own])
+    routes = np.concatenate([_array(r) for r in own])
     if len(routes) != count:
         raise ArgumentError(
             f"{where}: its path has routes of {len(routes)} tokens and {count} tokens. Fix: pass the trace whole"
@@ -238,11 +291,9 @@ def _about(trace: dict[str, Any], where: str) -> dict[str, Any]:
     for name, given in (trace.get("rewards") or {}).items():
         if given is None:
             continue
-        reward = fields_of(given, f"{where}.rewards[{name!r:.40}]")
-        score, weight = (
-            as_number(value, f"{where}.rewards[{name!r:.40}].{n}")
-            for n, value in (("score", reward.get("score")), ("weight", reward.get("weight", 1.0)))
-        )
+        at = f"{where}.rewards[{name!r:.40}]"
+        reward = {"weight": 1.0, **fields_of(given, at)}
+        score, weight = (as_number(reward.get(n), f"{at}.{n}") for n in ("score", "weight"))
         kept = {} if weight == 1.0 else {"score": score, "weight": weight}
         rewards.append(Score(str(name), score * weight, metadata=kept))
     metrics = [
@@ -261,39 +312,12 @@ def _about(trace: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _branch(sample: dict[str, Any], processor: Processor, where: str) -> Record:
     """One branch as a flat row; a node that several share is sampled in the first of them only."""
-    ids, mask = sample.get("token_ids"), sample.get("mask")
-    if ids is None or mask is None or len(ids) != len(mask) or not any(mask):
-        raise ArgumentError(
-            f"{where} has no token_ids with a mask that holds a 1. Fix: pass TrainingSamples"
-        )
-    sampled = mask_of(where, mask, len(ids))
-    start = int(sampled.argmax())
-    own = sampled[start:]
-
-    def tail(name: str) -> Any:
-        values = sample.get(name)
-        if values is not None and len(values) != len(ids):
-            raise ArgumentError(
-                f"{where}: {name} has {len(values)} values for {len(ids)} tokens. Fix: pass it whole"
-            )
-        return None if values is None else values[start:]
-
-    pixels = {k: array_of(v) for k, v in (sample.get("mm_kwargs") or {}).items()}
-    reference = tail("ref_logprobs")
-    if reference is not None:
-        reference = [v for v, m in zip(reference, own, strict=True) if m]
-    return Record(
-        ids[:start],
-        ids[start:],
-        own,
-        processed_media(pixels, processor, where) if pixels else (),
-        tail("logprobs"),
-        kept_ids=kept_lists(sample, sampled, where, start),
-        teachers=reference_of(reference, ids[start:], own, where),
-        routed_experts=None
-        if sample.get("routed_experts") is None
-        else array_of(sample["routed_experts"]),
-    )
+    pixels = part_of(sample, "mm_kwargs", where)
+    media = _processed(pixels, processor, where) if pixels else []
+    record = _record(sample, [], media, True, where)
+    if sample.get("routed_experts") is not None:
+        record.routed_experts = _array(sample["routed_experts"])
+    return record
 
 
 def _rest(sample: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmpack.adapters.checks import check_each
-from mmpack.adapters.json_values import encode
 from mmpack.errors import ArgumentError, LayoutError, needs
 
 with needs("hf", __name__):
@@ -116,11 +115,10 @@ def inputs_of_media(
     return out
 
 
-def encoded_rest(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `inputs` hold besides pixels and grids, as JSON: `inputs_of_media` makes only those again."""
+def rest_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `inputs` hold besides pixels and grids: `inputs_of_media` makes only those again."""
     restored = {*PIXELS.values(), *GRIDS.values()}
-    kept: dict[str, Any] = encode({k: v for k, v in inputs.items() if k not in restored})
-    return kept
+    return {k: v for k, v in inputs.items() if k not in restored}
 
 
 def described_medium(

@@ -95,6 +95,15 @@ class RenderedMedia:
     ranges: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     items: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, hashes: Any, placeholders: Any, items: Any) -> RenderedMedia:
+        """Of placeholders with `offset` and `length`, as engines and renderers have them."""
+        ranges = {
+            modality: [(place.offset, place.length) for place in places]
+            for modality, places in (placeholders or {}).items()
+        }
+        return cls(hashes or {}, ranges, items or {})
+
 
 def rendered_sample(
     where: str,

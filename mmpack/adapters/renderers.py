@@ -253,11 +253,7 @@ def _media(sidecar: Any, where: str) -> RenderedMedia:
             f"{where}: multi_modal_data is {kind_of(sidecar)}, expected MultiModalData. "
             "Fix: pass what the renderer returned"
         )
-    ranges = {
-        modality: [(place.offset, place.length) for place in places]
-        for modality, places in (sidecar.mm_placeholders or {}).items()
-    }
-    return RenderedMedia(sidecar.mm_hashes or {}, ranges, sidecar.mm_items or {})
+    return RenderedMedia.of(sidecar.mm_hashes, sidecar.mm_placeholders, sidecar.mm_items)
 
 
 def _group(item: Any, number: int) -> str:

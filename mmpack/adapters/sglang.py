@@ -23,7 +23,7 @@ with needs("hf", __name__):
 
 from mmpack.adapters.checks import check_each, check_same
 from mmpack.adapters.engine_routes import decoded_rows, encoded_rows, routes_of_rows
-from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.json_values import Held, held
 from mmpack.adapters.processed_media import GRIDS, inputs_of_media, pixels_of
 from mmpack.adapters.row_sample import continued_positions, row_sample
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
@@ -144,7 +144,7 @@ def from_samples(
     """
     out = []
     for s in samples:
-        kept = decode(s.metadata.get(KEY, {}).get("request", {}))
+        kept = (held(s.metadata, KEY) or {}).get("request", {})
         stop = len(s) if responses or not s.loss_spans else s.loss_spans[0].start
         request = {k: v for k, v in kept.items() if k not in OF_ONE_CALL}
         request |= {"input_ids": s.input_ids[:stop].tolist(), "return_logprob": True}
@@ -171,16 +171,18 @@ def responses_of(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """The responses that samples of `to_samples` came from, whole. Raises: ArgumentError for samples from elsewhere."""
     out = []
     for s in samples:
-        if KEY not in s.metadata:
+        known = held(s.metadata, KEY)
+        if known is None:
             raise ArgumentError(
                 f"responses_of: {s.sample_id} was not made of an sglang response. "
                 "Fix: pass samples that to_samples made"
             )
-        response = decode(s.metadata[KEY]["response"])
+        response = dict(known["response"])
         start = s.loss_spans[0].start
         response["output_ids"] = s.input_ids[start:].tolist()
         if s.routed_experts is not None and response["meta_info"].get(ROUTES, "") is None:
-            response["meta_info"][ROUTES] = encoded_rows(s.routed_experts)
+            routes = encoded_rows(s.routed_experts)
+            response["meta_info"] = {**response["meta_info"], ROUTES: routes}
         out.append(response)
     return out
 
@@ -239,10 +241,12 @@ def _sample(
         policy_versions=versions or None,
         prefix_cached_tokens=about.get("cached_tokens"),
         metadata={
-            KEY: {
-                "request": encode(kept),
-                "response": encode({k: v for k, v in response.items() if k != "output_ids"}),
-            }
+            KEY: Held(
+                {
+                    "request": kept,
+                    "response": {k: v for k, v in response.items() if k != "output_ids"},
+                }
+            )
         },
         **named,
     )

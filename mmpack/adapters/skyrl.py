@@ -9,20 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, Unpack
 
 from mmpack.adapters.checks import as_list, as_number, check_each, check_groups, is_list
-from mmpack.adapters.episodes import fields_of, kept_as_json, named, reading
+from mmpack.adapters.episodes import (
+    Options,
+    fields_of,
+    kept_as_json,
+    named,
+    part_of,
+    read_episodes,
+    reading,
+    renamed,
+)
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor
 from mmpack.schema.spans import Score
-from mmpack.trajectory.records import Record, from_records
+from mmpack.trajectory.records import Record
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "skyrl"  # in Trajectory.metadata
 REWARD, STEP_REWARD = "reward", "step_reward"
-_LISTS = ("prompt_token_ids", "response_ids", "loss_masks", "rewards")
-_OPTIONAL = (
+# fields of Record -> SkyRL's
+FIELDS = {
+    "prompt_ids": "prompt_token_ids",
+    "response_ids": "response_ids",
+    "mask": "loss_masks",
+    "logprobs": "rollout_logprobs",
+    "routed_experts": "rollout_expert_indices",
+    "policy_versions": "policy_versions",
+}
+_NEEDED = ("prompt_token_ids", "response_ids", "loss_masks")
+_READ = (
+    *_NEEDED,
+    "rewards",
     "stop_reasons",
     "rollout_logprobs",
     "trajectory_ids",
@@ -52,10 +73,7 @@ def to_trajectories(
     group_ids: Sequence[str] | None = None,
     images: Sequence[Sequence[Any] | None] | None = None,
     policy_versions: Sequence[str | int | None] | None = None,
-    sampling: dict[str, Any] | None = None,
-    expanded: bool = True,
-    resampled: str = "both",
-    num_experts: int | None = None,
+    **options: Unpack[Options],
 ) -> list[Trajectory]:
     """One trajectory per episode: a row, or the rows up to `is_last_step`.
 
@@ -65,9 +83,8 @@ def to_trajectories(
         group_ids: one per row; None: `trajectory_ids`' instance_id, and without these, rows of one prompt are a group.
         images: of each row, in the order of their placeholders; None: `pixel_values` and `image_grid_thw`, if there.
         policy_versions: of each row: SkyRL does not record them. `inference_engine_client.weight_version` is one.
-        sampling: `temperature`, …, and `logprobs`: what `rollout_logprobs` mean.
-        expanded: whether ids hold a picture once per vision token.
-        resampled, num_experts: as of `mp.trajectory.from_records`.
+        options: `sampling` (`temperature`, …, and `logprobs`: what `rollout_logprobs` mean), `expanded`, `resampled`,
+            `num_experts`, as of `mp.trajectory.from_records`.
 
     Trajectories are called `<instance_id>_<repetition_id>`, without `trajectory_ids` `<group_id>/<k>`. An episode's
     reward is called "reward"; step by step it is the last row's, as in SkyRL's trainer, and the others are the turns'
@@ -75,125 +92,95 @@ def to_trajectories(
     per token stay on their tokens. A row whose mask is 0 throughout, as overlong filters leave it, is a turn without
     loss. `stop_reasons` and `env_metrics` are in the turns' metadata. Raises: ArgumentError; LayoutError.
     """
-    rows = _rows(
-        output, {"images": images, "policy_versions": policy_versions, "group_ids": group_ids}
-    )
+    given = {"images": images, "policy_versions": policy_versions, "group_ids": group_ids}
+    rows = _rows(output, given)
     check_groups("to_trajectories", group_ids or ())
-    count = len(output["response_ids"])
-    steps = output.get("is_last_step")
-    made, names, groups = [], [], []
-    start = 0
-    for i in range(count):
-        with reading(f"to_trajectories: is_last_step[{i}]"):
-            if steps is not None and not steps[i]:
-                continue
-        where = (
-            f"to_trajectories: rows {start} to {i}" if i > start else f"to_trajectories: row {i}"
-        )
-        own = rows[start : i + 1]
-        name, group = _identity(own, where)
-        records = [
-            _record(
-                row,
-                processor,
-                last,
-                None if images is None else images[start + k],
-                f"to_trajectories: row {start + k}",
-            )
-            for k, (row, last) in enumerate(zip(own, [False] * (i - start) + [True], strict=True))
-        ]
-        if policy_versions is not None:
-            for k, record in enumerate(records):
-                record.policy_versions = policy_versions[start + k]
-        rewards = _episode_reward(own[-1], where)
-        trajectory = from_records(
-            records,
-            processor,
-            trajectory_id=name or where,
-            group_id=group or where,
-            expanded=expanded,
-            resampled=resampled,
-            num_experts=num_experts,
-            rewards=rewards,
-            sampling=sampling,
-        )
-        made.append(trajectory)
-        names.append(name)
-        groups.append(group if group_ids is None else group_ids[start])
-        start = i + 1
-    if start != count:
+    with reading("to_trajectories: is_last_step"):
+        ends = [i + 1 for i, row in enumerate(rows) if row.get("is_last_step", True)]
+    if ends[-1:] != [len(rows)] and rows:
         raise ArgumentError(
-            f"to_trajectories: rows {start} to {count - 1} have no last step. Fix: pass the output whole"
+            f"to_trajectories: rows {ends[-1] if ends else 0} to {len(rows) - 1} have no last step. "
+            "Fix: pass the output whole"
         )
-    known = [group for group in groups if group is not None]
-    if len(known) < len(groups):
+    episodes = [range(a, b) for a, b in pairwise([0, *ends])]
+    names = [f"rows {own[0]} to {own[-1]}" if len(own) > 1 else f"row {own[0]}" for own in episodes]
+
+    def read(e: int, where: str) -> tuple[list[Record], dict[str, Any]]:
+        own, last = episodes[e], rows[episodes[e][-1]]
+        records = [
+            _record(rows[i], processor, i == own[-1], f"to_trajectories: row {i}") for i in own
+        ]
+        if is_list(last["rewards"]):
+            return records, {}
+        return records, {
+            "rewards": [Score(REWARD, as_number(last["rewards"], f"{where}: rewards"))]
+        }
+
+    made = read_episodes(names, read, processor, options)
+    known = [_identity([rows[i] for i in own], n) for own, n in zip(episodes, names, strict=True)]
+    called, groups = [name for name, _ in known], [group for _, group in known]
+    if group_ids is not None:
+        groups = [group_ids[own[0]] for own in episodes]
+    if None in groups:
         return named(made, None)
-    if None in names or len(set(names)) < len(names):
-        return named(made, known)
-    return [replace(t, group_id=group) for t, group in zip(made, known, strict=True)]
+    if None in called or len(set(called)) < len(called):
+        return named(made, groups)
+    return [
+        replace(t, trajectory_id=name, group_id=group)
+        for t, name, group in zip(made, called, groups, strict=True)
+    ]
 
 
 def _rows(output: Any, more: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The lists of an output as rows. Raises: ArgumentError."""
+    """The lists of an output, and `more`, as rows. Raises: ArgumentError."""
     if not isinstance(output, Mapping):
         raise ArgumentError(
             f"to_trajectories: output is {kind_of(output)}, expected a dict. Fix: pass a GeneratorOutput"
         )
-    missing = [name for name in _LISTS if output.get(name) is None]
-    if missing:
-        raise ArgumentError(f"to_trajectories: output has no {missing[0]}. Fix: pass it whole")
-    if not is_list(output["response_ids"]):
-        what = kind_of(output["response_ids"])
+    lists = fields_of(output, "to_trajectories: output", (*_NEEDED, "rewards"))
+    if not is_list(lists["response_ids"]):
+        what = kind_of(lists["response_ids"])
         raise ArgumentError(
             f"to_trajectories: response_ids is {what}. Fix: pass a list of ids per row"
         )
-    count = len(output["response_ids"])
-    given = {name: output.get(name) for name in (*_LISTS, *_OPTIONAL)}
-    check_each("to_trajectories", count, "rows", {**given, **more})
+    count = len(lists["response_ids"])
+    given = {name: lists.get(name) for name in _READ} | dict(more)
+    check_each("to_trajectories", count, "rows", given)
     known = {name: values for name, values in given.items() if values is not None}
     return [{name: values[i] for name, values in known.items()} for i in range(count)]
 
 
-def _identity(rows: list[dict[str, Any]], where: str) -> tuple[str | None, str | None]:
+def _identity(rows: list[dict[str, Any]], where: str) -> tuple[Any, Any]:
     """The name and the group of an episode, by its trajectory_ids. Raises: ArgumentError where rows differ."""
-    ids = []
-    for row in rows:
-        given = row.get("trajectory_ids")
-        fields = {} if given is None else fields_of(given, f"{where}: trajectory_ids")
-        ids.append((fields.get("instance_id"), fields.get("repetition_id")))
+    where = f"to_trajectories: {where}"
     with reading(f"{where}: trajectory_ids"):
-        several = len(set(ids)) > 1
+        ids = [part_of(row, "trajectory_ids", where) for row in rows]
+        found = [(own.get("instance_id"), own.get("repetition_id")) for own in ids]
+        several = len(set(found)) > 1
     if several:
         raise ArgumentError(
-            f"{where} have several trajectory_ids: {ids[0]} and others. Fix: end each episode with is_last_step"
+            f"{where} have several trajectory_ids: {found[0]} and others. Fix: end each episode with is_last_step"
         )
-    instance, repetition = ids[0]
-    if instance is None:
-        return None, None
-    return f"{instance}_{repetition}", str(instance)
+    instance, repetition = found[0]
+    return (None, None) if instance is None else (f"{instance}_{repetition}", str(instance))
 
 
-def _record(
-    row: dict[str, Any], processor: Processor, last: bool, images: Any, where: str
-) -> Record:
-    reason = row.get("stop_reasons")
+def _record(row: dict[str, Any], processor: Processor, last: bool, where: str) -> Record:
+    reason, rewards = row.get("stop_reasons"), row["rewards"]
     if row["loss_masks"] is None:
         raise ArgumentError(
             f"{where} has no loss_masks, which say what ids were sampled. Fix: pass a list of 0 or 1 per row"
         )
     about = kept_as_json({"stop_reason": reason, "env_metrics": row.get("env_metrics")})
-    rewards: Any = row["rewards"]
     if not is_list(rewards):
         # the last row's is the episode's
         value = as_number(rewards, f"{where}: rewards")
         rewards = value if value and not last else None
     return Record(
-        row["prompt_token_ids"],
-        row["response_ids"],
-        row["loss_masks"],
-        _media(row, processor, where) if images is None else as_list(images, f"{where}: images"),
-        row.get("rollout_logprobs"),
-        routed_experts=row.get("rollout_expert_indices"),
+        **renamed(row, FIELDS),
+        media=_pixels(row, processor, where)
+        if row.get("images") is None
+        else as_list(row["images"], f"{where}: images"),
         rewards=rewards,
         score=REWARD if last else STEP_REWARD,
         finish_reason=_FINISH.get(reason) if isinstance(reason, str) else None,
@@ -201,13 +188,7 @@ def _record(
     )
 
 
-def _episode_reward(row: dict[str, Any], where: str) -> list[Score] | None:
-    if is_list(row["rewards"]):
-        return None
-    return [Score(REWARD, as_number(row["rewards"], f"{where}: rewards"))]
-
-
-def _media(row: dict[str, Any], processor: Processor, where: str) -> list[Any]:
+def _pixels(row: dict[str, Any], processor: Processor, where: str) -> list[Any]:
     if row.get("pixel_values") is None:
         return []
     from mmpack.adapters.processed_media import media_of_inputs

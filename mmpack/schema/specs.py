@@ -366,6 +366,15 @@ class Json(Spec):
         check_json(value, where)
         return value
 
+    def write(self, value: Any, numpy: bool) -> Any:
+        """Objects in its dicts that have a `to_json` become what that returns; without one, `value` itself."""
+        if hasattr(value, "to_json"):
+            return value.to_json()
+        if not isinstance(value, dict):
+            return value
+        made = {k: self.write(v, numpy) for k, v in value.items()}
+        return value if all(made[k] is v for k, v in value.items()) else made
+
     def holds(self, value: Any) -> bool:
         # in memory it may hold anything; `write_trace` refuses what JSON can't carry
         return isinstance(value, dict)

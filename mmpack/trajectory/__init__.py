@@ -33,13 +33,12 @@ _HOME = {
     "mmpack.trajectory.actions.find": ("FoundActions", "find_actions"),
     "mmpack.trajectory.actions.formats": ("action_text", "read_action", "write_action"),
     "mmpack.trajectory.actions.formats.openai": ("read_tool_call", "write_tool_call"),
-    "mmpack.trajectory.actions.kinds": ("loss_kinds",),
+    "mmpack.trajectory.actions.parts": ("loss_kinds",),
     "mmpack.trajectory.trajectory": ("Trajectory", "Turn"),
     "mmpack.trajectory.samples": ("to_samples",),
     "mmpack.trajectory.sample_turns": ("from_samples",),
-    "mmpack.trajectory.piece": ("Piece", "pieces"),
-    "mmpack.trajectory.windows": ("Context", "window"),
-    "mmpack.trajectory.truncation": ("Truncated", "truncate"),
+    "mmpack.trajectory.cut": ("Piece", "pieces"),
+    "mmpack.trajectory.truncation": ("Context", "Truncated", "truncate", "window"),
     "mmpack.trajectory.groups": (
         "TrajectoryGroups",
         "group_index",
@@ -47,8 +46,7 @@ _HOME = {
         "trajectory_index",
     ),
     "mmpack.trajectory.branching": ("Branch", "branches"),
-    "mmpack.trajectory.masked": ("from_masked",),
-    "mmpack.trajectory.records": ("Record", "from_records"),
+    "mmpack.trajectory.records": ("Record", "from_masked", "from_records"),
     "mmpack.trajectory.chat": ("from_calls", "from_chat"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -33,7 +33,7 @@ FINISH = {
 }
 _RECORDED = ("token_ids", "logprobs", "finish_reason")  # of an assistant's message
 # how vLLM writes a token with return_tokens_as_token_ids
-_TOKEN = re.compile("token_id:([0-9]{1,18})")
+TOKEN = re.compile("token_id:([0-9]{1,18})")
 
 
 class Answer(NamedTuple):
@@ -116,7 +116,7 @@ def from_chat(
                 occurring_media(sample, start),
                 answer.logprobs,
                 source=source,
-                finish_reason=_finish(given[k].get("finish_reason"), f"messages[{k}]"),
+                finish_reason=finish_of(given[k].get("finish_reason"), f"messages[{k}]"),
                 metadata={"reencoded": marks},
             )
         )
@@ -185,7 +185,7 @@ def from_calls(
                     occurring_media(context),
                     answer.logprobs,
                     source=source_of([given[-1]["role"]]),
-                    finish_reason=_finish(choice.get("finish_reason"), at),
+                    finish_reason=finish_of(choice.get("finish_reason"), at),
                     metadata={"reencoded": marks} if marks else {},
                 )
             )
@@ -296,7 +296,7 @@ def _answer(
     ids = holder.get("token_ids", message.get("token_ids"))
     if ids is None and content:
         numbers = [
-            _TOKEN.fullmatch(t["token"]) if isinstance(t.get("token"), str) else None
+            TOKEN.fullmatch(t["token"]) if isinstance(t.get("token"), str) else None
             for t in content
         ]
         if all(numbers):
@@ -343,7 +343,8 @@ def _answer_text(
     return whole[len(asked) :].rstrip()
 
 
-def _finish(reason: Any, where: str) -> str | None:
+def finish_of(reason: Any, where: str) -> str | None:
+    """Sample's name of a finish reason. Raises: ArgumentError for an unknown one."""
     if reason is None:
         return None
     if not isinstance(reason, str) or reason not in FINISH:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.families import Family
 from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.layout.runs import placeholder_runs
+from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
@@ -22,6 +25,48 @@ if TYPE_CHECKING:
 
 # a score, and the place in the response whose token it is of; None: the turn's
 Paid = tuple[Score, int | None]
+
+
+def media_in(
+    ids: np.ndarray, media: Sequence[Medium], family: Family, expanded: bool
+) -> list[Medium]:
+    """The first of `media`, as many as `ids` have placeholders for."""
+    if not expanded:
+        return list(media[: int(np.isin(ids, list(family.prompt_ids.values())).sum())])
+    runs = len(placeholder_runs(ids, family))
+    counts = [family.spans_of(m.modality, m.grid_thw) for m in media]
+    return [m for m, end in zip(media, np.cumsum(counts), strict=True) if end <= runs]
+
+
+def mask_of(where: str, given: Any, count: int) -> np.ndarray:
+    """bool [count]. Raises: ArgumentError."""
+    try:
+        mask = np.asarray(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        mask = np.zeros((0, 0), dtype=object)
+    known = mask.shape == (count,) and (not count or mask.dtype.kind in "biu")
+    if not known or not np.isin(mask, (0, 1)).all():
+        raise ArgumentError(
+            f"{where}: mask has shape {list(mask.shape)} and dtype {mask.dtype}, expected 0 or 1 [{count}]. "
+            "Fix: pass one value per response id, 1 where the policy sampled"
+        )
+    return mask.astype(bool)
+
+
+def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
+    """float32 [count]; those of ids that were not sampled may be anything. Raises: ArgumentError."""
+    if given is None:
+        return None
+    try:
+        values = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        values = np.zeros((0, 0), np.float32)
+    if values.shape != (count,) or isinstance(given, str):
+        raise ArgumentError(
+            f"{where}: logprobs has shape {list(values.shape)}, expected [{count}]. "
+            "Fix: pass one value per response id, anything where the mask is 0"
+        )
+    return values
 
 
 def lists_of(given: Any, count: int, name: str, where: str, scored: bool = False) -> Ragged | None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.models import smallest_qwen2_5_vl
 
-from mmpack.adapters.transformers import ahead, attach
+from mmpack.adapters.transformers import attach, attention
 from mmpack.errors import BackendError
 from mmpack.ops.attention import choose
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.adapter
 def loaded(monkeypatch):
     """Names of what is imported."""
     names = []
-    monkeypatch.setattr(ahead, "implementation", lambda op, device: names.append(op.name))
+    monkeypatch.setattr(attention, "implementation", lambda op, device: names.append(op.name))
     monkeypatch.setattr(
-        ahead.first_use, "flash_attn_4_interface", lambda: names.append("flash_attn_4")
+        attention.first_use, "flash_attn_4_interface", lambda: names.append("flash_attn_4")
     )
     return names
 
@@ -34,7 +34,7 @@ def test_kernels_of_a_gpu(loaded, named, monkeypatch):
         if named is not None:
             monkeypatch.setenv(variable, named)
     monkeypatch.setattr(choose.Chooser, "why_not", lambda *args: None)
-    ahead.load_kernels(torch.device("cuda"))
+    attention.load_kernels(torch.device("cuda"))
     assert loaded[:4] == [
         "merge_embeddings",
         "gather_rows",
@@ -48,7 +48,7 @@ def test_what_can_t_run_is_refused_where_it_runs(loaded, monkeypatch):
     def refused(op, device):
         raise BackendError("no")
 
-    monkeypatch.setattr(ahead, "implementation", refused)
+    monkeypatch.setattr(attention, "implementation", refused)
     monkeypatch.setattr(choose.Chooser, "why_not", lambda *args: "not here")
-    ahead.load_kernels(torch.device("cuda"))
+    attention.load_kernels(torch.device("cuda"))
     assert loaded == []

@@ -106,14 +106,6 @@ def test_pictures_that_are_exchanged():
             read(**changes)
 
 
-def test_ids_beyond_64_bits():
-    for ids in ([2**63], [2**31]):
-        with pytest.raises(ArgumentError, match="expected ids"):
-            rendered_sample(
-                "prompt", ids, RenderedMedia(), processor(), sample_id="s", group_id="g"
-            )
-
-
 def test_a_hash_never_stands_for_two_pictures():
     store = MediaStore()
     first = rendered(two(), store)

@@ -21,7 +21,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.recompute import switched
+from mmpack.adapters.transformers.parts import switched
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES

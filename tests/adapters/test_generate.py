@@ -133,9 +133,9 @@ def test_a_family_without_grids_is_refused(parts):
         ({"top_p": 0}, "top_p is 0, expected a finite number above 0 up to 1"),
         ({"top_k": -1}, "top_k is -1, expected a whole number of 0 or more"),
         ({"min_p": float("nan")}, "min_p is nan"),
-        ({"group_ids": []}, "1 prompts have 0 group_ids"),
-        ({"group_ids": "g"}, "group_ids are of type str"),
-        ({"group_ids": [1]}, "group_ids hold 1, expected str"),
+        ({"group_ids": []}, "group_ids has 0 entries for 1 prompts"),
+        ({"group_ids": "g"}, "group_ids is of type str"),
+        ({"group_ids": [1]}, r"group_ids\[0\] is of type int, expected a str"),
         ({"model": None}, "the model is None, which has no generate"),
     ],
 )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.same import assert_equal
 
-from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.json_values import Held, decode, encode, held
+from mmpack.schema.specs import Json
 
 
 def objects(values):
@@ -61,3 +62,21 @@ def test_everything_comes_back_from_json(value):
 def test_what_json_can_t_hold_stays_as_it_is():
     thing = object()
     assert decode(encode({"a": [thing]}))["a"][0] is thing
+
+
+@given(VALUES)
+def test_what_is_held_is_the_same_in_memory_and_in_a_trace(value):
+    kept = Held(value)
+    read = json.loads(json.dumps({"k": kept.to_json()}, allow_nan=False))
+    nested = Json().write({"turns": {"0": {"k": kept}}, "n": 1}, False)
+    assert nested["turns"]["0"] == {"k": kept.to_json()} and nested["n"] == 1
+    for metadata in ({"k": kept}, read):
+        assert_equal(held(metadata, "k"), value, ordered=True)
+    assert held({}, "k") is None
+
+
+def test_what_is_held_does_not_change_with_what_was_handed_in():
+    given = {"a": [1], "b": torch.ones(2, requires_grad=True)}
+    kept = Held(given)
+    given["a"].append(2)
+    assert kept.value["a"] == [1] and not kept.value["b"].requires_grad

@@ -18,7 +18,7 @@ from mmpack.adapters.transformers import attach, is_attached, model_inputs, pack
 from mmpack.adapters.transformers.attention import attach_in_forwards
 from mmpack.adapters.transformers.linear_attention import net_of
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token
-from mmpack.adapters.transformers.router import router_loss
+from mmpack.adapters.transformers.routes import router_loss
 from mmpack.contracts import TOLERANCES
 from mmpack.ops.linear_attention import plan_segments
 from mmpack.packing.batch import _tensors_of

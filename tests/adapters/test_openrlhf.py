@@ -171,7 +171,7 @@ def test_a_row_without_pictures_first(made, fixture):
     from mmpack.adapters.openrlhf import from_samples, to_samples
 
     samples = to_samples(made, fixture.processor)
-    samples[0].metadata["openrlhf"]["inputs"] = None  # as of an item without mm_train_inputs
+    samples[0].metadata["openrlhf"].value["inputs"] = None  # as of an item without mm_train_inputs
     samples[0].media, samples[0].modality_spans = [], []
     inputs = from_samples(samples).mm_train_inputs
     assert inputs[0] is None

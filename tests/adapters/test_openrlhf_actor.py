@@ -136,7 +136,7 @@ def test_a_hybrid_family(trainer, tmp_path):
 
 
 def test_pictures_of_several_tiles_are_refused():
-    from mmpack.adapters.openrlhf.rows import rows_to_samples
+    from mmpack.adapters.openrlhf.actor import rows_to_samples
     from mmpack.families import get_family
 
     family = get_family("internvl")

@@ -170,9 +170,9 @@ def changed(at, **fields):
         (changed(3, parent=9), "its parents lead to 9"),
         (changed(1, parent=1), "its parents lead to 1"),
         (changed(1, logprobs=[-1.0]), "logprobs has 1 values for 2 sampled tokens"),
-        (changed(1, reference_logprobs=[-1.0]), "reference logprobs has 1 values"),
+        (changed(1, reference_logprobs=[-1.0]), "reference_logprobs has 1 values"),
         (changed(1, sampling_mask={"ids": [4], "counts": [1]}), "sampling_mask has 1 counts"),
-        (changed(1, sampling_mask={"ids": [4], "counts": [1, 0]}), "keeps no id at token 1"),
+        (changed(1, sampling_mask={"ids": [4], "counts": [1, 0]}), "keeps no id at token 2"),
         ([{"token_ids": [1, 2], "mask": [False, False]}], "a mask that holds a 1"),
         (
             [{"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0]}],

@@ -10,7 +10,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import load_balancin
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
-from mmpack.adapters.transformers.router import router_loss
+from mmpack.adapters.transformers.routes import router_loss
 
 pytestmark = pytest.mark.adapter
 EXPERTS, CHOSEN = 8, 2

@@ -31,8 +31,7 @@ from mmpack.adapters.transformers import (
     probe_side,
     record_routes,
 )
-from mmpack.adapters.transformers.router_rule import rule_of
-from mmpack.adapters.transformers.routes import take_routes
+from mmpack.adapters.transformers.routes import rule_of, take_routes
 from mmpack.cache.index import PrefixIndex
 from mmpack.cache.rows import RowStore
 from mmpack.errors import ArgumentError, ModelError

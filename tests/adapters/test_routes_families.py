@@ -18,7 +18,7 @@ from support.routed import Forced
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs, record_routes
-from mmpack.adapters.transformers.router_rule import (
+from mmpack.adapters.transformers.routes import (
     chosen_of,
     experts_of,
     is_router,

@@ -119,9 +119,28 @@ def test_rewards():
             r"teacher_ids is \[1, 1\] and teacher_logprobs \[1, 1\], expected \[5, K\]",
         ),
         ({"routed_experts": np.zeros((2, 1, 1), int)}, "routed_experts end at token 2"),
+        ({"multi_modal_data": {"videos": [1]}}, "has videos"),
+        ({"multi_modal_data": {"audios": [1]}}, "has audios"),
+        ({"response_mask": [1]}, "response_mask|mask has shape"),
+        ({"response_ids": None}, "has no response_ids"),
     ],
 )
 def test_what_can_t_be_read_is_refused(fields, message):
     with pytest.raises(ArgumentError, match=message) as caught:
         to_trajectories([row(**fields)], processor())
     assert "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ([None], {}, "is None"),
+        ([[]], {}, "is empty"),
+        (row(), {}, "expected a list"),
+        ([row()], {"group_ids": ["a", "b"]}, "group_ids has 2 entries"),
+        ([[row(), row()]], {"media": [[]]}, "has 2 outputs"),
+    ],
+)
+def test_episodes_that_can_t_be_read_are_refused(given, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        to_trajectories(given, processor(), **options)

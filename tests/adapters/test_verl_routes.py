@@ -9,8 +9,7 @@ import torch
 import transformers
 
 import mmpack as mp
-from mmpack.adapters.transformers.router_rule import rule_of
-from mmpack.adapters.transformers.routes import recorded_rows
+from mmpack.adapters.transformers.routes import recorded_rows, rule_of
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 

@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.layout.mrope import sample_positions
 from mmpack.schema.spans import Score
 from mmpack.trajectory import to_samples as samples_of
@@ -158,26 +157,3 @@ def test_routes_and_teachers_are_at_verl_s_places(fixture, outputs):
     assert np.allclose(lists.logprobs.reshape(-1, 2)[:, 0], -targets / 1e6)
     assert {v.version for v in sample.policy_versions} == {"5"}
     assert trajectory.metadata["verl"][0].get("left_out") is None and mp.validate(sample) == []
-
-
-def test_what_can_t_be_read_is_refused(fixture, outputs):
-    from mmpack.adapters.verl import to_trajectories
-
-    def change(**fields):
-        return outputs[0].model_copy(update=fields)
-
-    images = outputs[0].multi_modal_data["images"]
-    calls = [
-        ([change(multi_modal_data={"images": images, "videos": [1]})], {}, "has videos"),
-        ([change(multi_modal_data={"images": images, "audios": [1]})], {}, "has audios"),
-        ([change(response_mask=[1])], {}, "mask has shape"),
-        ([{"prompt_ids": [1]}], {}, "has no response_ids"),
-        ([None], {}, "is None"),
-        ([[]], {}, "is empty"),
-        (outputs[0], {}, "expected a list"),
-        (outputs, {"group_ids": ["a"]}, "group_ids has 1 entries"),
-        ([outputs[:2]], {"media": [images]}, "has 2 outputs"),
-    ]
-    for given, options, message in calls:
-        with pytest.raises(ArgumentError, match=message):
-            to_trajectories(given, fixture.processor, **options)

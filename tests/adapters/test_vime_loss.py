@@ -20,10 +20,8 @@ from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.vime import log_probs_and_entropy, loss
-from mmpack.adapters.vime.kept import kept_support
-from mmpack.adapters.vime.objective import approx_kl
-from mmpack.adapters.vime.off_policy import token_weights
-from mmpack.adapters.vime.places import places
+from mmpack.adapters.vime.objective import approx_kl, token_weights
+from mmpack.adapters.vime.responses import kept_support, places
 from mmpack.contracts import gradient_fp32_bound
 from mmpack.errors import ArgumentError, ModelError
 

@@ -12,7 +12,7 @@ from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 import mmpack.adapters.vllm.engine_inputs as inputs
-from mmpack.adapters.vllm import cache, engine
+from mmpack.adapters.vllm import engine, samples
 from mmpack.errors import ArgumentError, BackendError
 
 
@@ -110,18 +110,18 @@ def test_a_medium_that_came_before_is_found_by_its_hash():
     whole = {"image_grid_thw": 1}
     first, second = given(("a", whole), ("b", None)), given(("a", None), ("c", {"address": 7}))
     kept = {"b": {"image_grid_thw": 2}, "c": {"image_grid_thw": 3}}
-    known = cache.items_of([first, {"type": "token"}, second], kept)
-    assert cache.item_of(first, "image", 0, known, "f") is whole
-    assert cache.item_of(first, "image", 1, known, "f") is kept["b"]
-    assert cache.item_of(second, "image", 0, known, "f") is whole
-    assert cache.item_of(second, "image", 1, known, "f") is kept["c"]
-    alone = cache.items_of([second], {})
+    known = samples.items_of([first, {"type": "token"}, second], kept)
+    assert samples.item_of(first, "image", 0, known, "f") is whole
+    assert samples.item_of(first, "image", 1, known, "f") is kept["b"]
+    assert samples.item_of(second, "image", 0, known, "f") is whole
+    assert samples.item_of(second, "image", 1, known, "f") is kept["c"]
+    alone = samples.items_of([second], {})
     assert alone == {}
     for k in (0, 1):
         with pytest.raises(
             ArgumentError, match=rf"^f: image {k} of an input has no pixels.* Fix: "
         ):
-            cache.item_of(second, "image", k, alone, "f")
+            samples.item_of(second, "image", k, alone, "f")
 
 
 FRAMES = [

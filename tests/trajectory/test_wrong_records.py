@@ -53,21 +53,6 @@ def with_value(record, path, value):
     return out
 
 
-@pytest.mark.parametrize("value", WRONG, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize(
-    "path",
-    [("prompt_ids",), ("response_ids",), ("response_mask",), ("multi_modal_data",)]
-    + [("extra_fields",), ("multi_modal_data", "videos"), ("multi_modal_data", "audios")],
-)
-def test_verl(processor, path, value):
-    record = with_value({**VERL, "multi_modal_data": {}}, path, value)
-    if isinstance(value, dict) and path[0] in ("multi_modal_data", "extra_fields") and not path[1:]:
-        of_verl([record], processor)  # other keys are carried
-        return
-    with pytest.raises(ArgumentError, match=LINE):
-        of_verl([record], processor)
-
-
 @pytest.mark.parametrize(
     "value", ["1", "x", [], {}, object()], ids=lambda value: type(value).__name__
 )

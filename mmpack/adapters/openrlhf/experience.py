@@ -23,14 +23,14 @@ from mmpack.adapters.checks import (
     refuse_reward_on_no_token,
     valid_tokens,
 )
-from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.json_values import Held, held
 from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
 from mmpack.adapters.processed_media import (
-    encoded_rest,
     inputs_of_media,
     media_of_inputs,
     name_images,
     pixels_of,
+    rest_of,
 )
 from mmpack.adapters.row_sample import prompt_group, response_start, row_sample
 from mmpack.families import get_family
@@ -102,7 +102,7 @@ def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
     own = _own(samples)
     return {
         COLUMNS[name]: [
-            decode(o["columns"][name])[torch.from_numpy(s.loss_indices) + _shift(o)]
+            o["columns"][name][torch.from_numpy(s.loss_indices) + _shift(o)]
             for o, s in zip(own, samples, strict=True)
         ]
         for name in (own[0]["columns"] if own else ())
@@ -144,25 +144,18 @@ def from_samples(
         for b, (s, o) in enumerate(zip(samples, own, strict=True))
     ]
     made: dict[str, Any] = {name: torch.stack([r[name] for r in rows]) for name in rows[0]}
-    made |= {
-        name: torch.stack([decode(o["episode"][name]) for o in own]) for name in own[0]["episode"]
-    }
+    made |= {name: torch.stack([o["episode"][name] for o in own]) for name in own[0]["episode"]}
     for name, kept in own[0]["lists"].items():
         whole = "whole" in kept
-        made[name] = (
-            decode(kept["whole"]) if whole else [decode(o["lists"][name]["each"]) for o in own]
-        )
+        made[name] = kept["whole"] if whole else [o["lists"][name]["each"] for o in own]
     if all(o["inputs"] is None for o in own):
         made["mm_train_inputs"] = []
     else:
         made["mm_train_inputs"] = [
-            inputs_of_media(s, media) | decode(o["inputs"] or {}) or None
+            inputs_of_media(s, media) | (o["inputs"] or {}) or None
             for s, o in zip(samples, own, strict=True)
         ]
-    made["info"] = {
-        name: _joined([decode(o["info"][name]["value"]) for o in own], kept["tensor"])
-        for name, kept in own[0]["info"].items()
-    }
+    made["info"] = {name: _joined([o["info"][name] for o in own]) for name in own[0]["info"]}
     return module.Experience(**made)
 
 
@@ -178,15 +171,11 @@ def _row_of(experience: Any, b: int | None) -> dict[str, Any]:
             row["has_inputs"] = bool(value)
         elif name in LISTS:
             each = value is not None and len(value) == batch
-            row["lists"][name] = {"each": encode(value[at])} if each else {"whole": encode(value)}
+            row["lists"][name] = {"each": value[at]} if each else {"whole": value}
         elif name == "info":
-            row["info"] = {
-                k: {
-                    "value": encode(v if b is None else v[b]),
-                    "tensor": isinstance(v, torch.Tensor if b is not None else int | float),
-                }
-                for k, v in value.items()
-            }
+            stacks = int | float if b is None else torch.Tensor
+            own = value if b is None else {k: v[b] for k, v in value.items()}
+            row["info"] = {k: (v, isinstance(value[k], stacks)) for k, v in own.items()}
         elif value is not None:
             row[name] = value if b is None else value[b]
     return row
@@ -232,7 +221,7 @@ def _sample(
         else logprobs.cpu()[scored[first:]].float().numpy(),
         rewards=None if rewards is None else [Score("openrlhf", float(rewards))],
         finish_reason=_finish(row.get("truncated")),
-        metadata={KEY: _recorded(row, own.start, ids[~mask], actions[~scored[first:]])},
+        metadata={KEY: Held(_recorded(row, own.start, ids[~mask], actions[~scored[first:]]))},
     )
     if group is None:
         sample.group_id = prompt_group(sample, prompt)
@@ -242,20 +231,20 @@ def _sample(
 def _recorded(
     row: dict[str, Any], start: int, padding: torch.Tensor, action_padding: torch.Tensor
 ) -> dict[str, Any]:
-    """What `from_samples` needs of a row beyond the sample's own fields, as JSON."""
+    """What `from_samples` needs of a row beyond the sample's own fields."""
     masks = ("sequences", "attention_mask", "action_mask")
     return {
         "width": len(row["sequences"]),
         "start": start,
         "actions": len(row["action_mask"]),
         "dtypes": {name: str(row[name].dtype).removeprefix("torch.") for name in masks},
-        "padding": encode(padding),
-        "action_padding": encode(action_padding),
-        "columns": {name: encode(row[name]) for name in COLUMNS if name in row},
-        "episode": {name: encode(row[name]) for name in EPISODE if name in row},
+        "padding": padding,
+        "action_padding": action_padding,
+        "columns": {name: row[name] for name in COLUMNS if name in row},
+        "episode": {name: row[name] for name in EPISODE if name in row},
         "lists": row["lists"],
         "info": row["info"],
-        "inputs": encoded_rest(row.get("mm_train_inputs") or {}) if row["has_inputs"] else None,
+        "inputs": rest_of(row.get("mm_train_inputs") or {}) if row["has_inputs"] else None,
     }
 
 
@@ -265,7 +254,7 @@ def _finish(truncated: torch.Tensor | None) -> str | None:
 
 def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
-    return [s.metadata[KEY] if KEY in s.metadata else _unrecorded(s) for s in samples]
+    return [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
 
 
 def _unrecorded(sample: Sample) -> dict[str, Any]:
@@ -286,7 +275,7 @@ def _unrecorded(sample: Sample) -> dict[str, Any]:
         "padding": None,
         "action_padding": None,
         "columns": {},
-        "episode": {name: encode(value) for name, value in episode.items()},
+        "episode": episode,
         "lists": {},
         "info": {},
         "inputs": {},
@@ -314,7 +303,7 @@ def _step_row(
     at = torch.zeros(len(actions), dtype=torch.bool)
     at[places] = True
     actions[at] = 1
-    padding, beside = decode(known["padding"]), decode(known["action_padding"])
+    padding, beside = known["padding"], known["action_padding"]
     if padding is not None and len(padding) == wide - length:
         ids[~mask] = padding
     if beside is not None and len(beside) == int((~at).sum()):
@@ -324,8 +313,7 @@ def _step_row(
         "attention_mask": mask.to(dtypes["attention_mask"]),
         "action_mask": actions,
     }
-    columns = {k: decode(v) for k, v in known["columns"].items()}
-    columns = {k: torch.cat([v, v.new_zeros(more)]) for k, v in columns.items()}
+    columns = {k: torch.cat([v, v.new_zeros(more)]) for k, v in known["columns"].items()}
     known_names = COLUMNS.values()
     unknown = sorted(given.keys() - known_names)
     if unknown:
@@ -336,6 +324,7 @@ def _step_row(
     return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, len(actions))
 
 
-def _joined(values: list[Any], as_tensor: bool) -> Any:
+def _joined(values: list[tuple[Any, bool]]) -> Any:
     """A key of info: one tensor [B, …], or the list that `make_experience_batch` makes of anything but numbers."""
-    return torch.stack([torch.as_tensor(v) for v in values]) if as_tensor else values
+    own = [value for value, _ in values]
+    return torch.stack([torch.as_tensor(v) for v in own]) if values[0][1] else own

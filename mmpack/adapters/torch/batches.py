@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmpack.adapters.torch.loader import STATE_VERSION, PackLoader, Place
-from mmpack.adapters.torch.mover import Mover
+from mmpack.adapters.torch.loader import STATE_VERSION, Mover, PackLoader, Place
 from mmpack.adapters.torch.step import Cut, digest_of_cut
 from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.packing.batch import PackedBatch

@@ -17,9 +17,8 @@ from mmpack.adapters.transformers.compile_ahead import compile_ahead
 from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.listed import packed_listed_logprobs
 from mmpack.adapters.transformers.load import load_checkpoint
-from mmpack.adapters.transformers.logprobs import packed_logprobs
+from mmpack.adapters.transformers.logprobs import packed_listed_logprobs, packed_logprobs
 from mmpack.adapters.transformers.prefix import (
     PrefixLogprobs,
     kv_bytes_per_token,
@@ -28,8 +27,7 @@ from mmpack.adapters.transformers.prefix import (
 )
 from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.transformers.ranks import encode_together, in_step
-from mmpack.adapters.transformers.router import router_loss
-from mmpack.adapters.transformers.routes import record_routes
+from mmpack.adapters.transformers.routes import record_routes, router_loss
 
 __all__ = [
     "PrefixLogprobs",

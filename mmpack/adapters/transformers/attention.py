@@ -16,7 +16,6 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from mmpack.adapters.transformers.ahead import load_kernels
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
 from mmpack.adapters.transformers.guards import (
     NO_MASK,
@@ -44,10 +43,16 @@ from mmpack.adapters.transformers.tower_attention import AUDIO_TOWER, TOWER
 from mmpack.adapters.transformers.ulysses.heads import attend_by_heads
 from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, ModelError, check_flag
+from mmpack.errors import ArgumentError, BackendError, ModelError, check_flag
 from mmpack.families import family_of_config
-from mmpack.ops.attention import AttentionPlan, resolve, tree_attention
+from mmpack.ops import first_use
+from mmpack.ops.attention import SEQUENCES, TREE, AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
+from mmpack.ops.backend import implementation
+from mmpack.ops.embeddings import MERGE_EMBEDDINGS
+from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.rows import GATHER_ROWS
+from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 from mmpack.packing.batch import Batch
 
 NAME = "mmpack"  # of the attention function
@@ -343,3 +348,20 @@ def _decoder(core: Any) -> torch.nn.Module:
 
 TEXT = Part("text model", NAME, _decoder, _register, _hook)
 PARTS = [TEXT, TOWER, AUDIO_TOWER]
+
+
+OPS = (MERGE_EMBEDDINGS, GATHER_ROWS, LINEAR_SELECTED_LOGPROBS, SUPPORT_LOGPROBS)
+
+
+def load_kernels(device: torch.device) -> None:
+    """Import what runs on `device`; what MMPACK_BACKEND and its like name wrongly is refused where it would run."""
+    if device.type != "cuda":
+        return
+    for op in OPS:
+        with contextlib.suppress(BackendError):
+            implementation(op, device)
+    for chooser in (TREE, SEQUENCES):
+        with contextlib.suppress(BackendError):
+            takes = chooser.wanted() in ("auto", "flash_attn_4", "flex_flash")
+            if takes and chooser.explain(device)["flash_attn_4"] is None:
+                first_use.flash_attn_4_interface()

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.modules import tower_of
-from mmpack.adapters.transformers.recompute import exchange_checkpoint
+from mmpack.adapters.transformers.parts import exchange_checkpoint
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
+from mmpack.adapters.transformers.inputs import packs_of, refuse_options
 from mmpack.adapters.transformers.tower import encode_media, media_names, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures
-from mmpack.errors import ArgumentError, ModelError, kind_of
+from mmpack.errors import ModelError
 from mmpack.families import family_of_config
-from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
@@ -40,22 +40,12 @@ def encode_once(
     block where a pack had no backward, or weights changed within.
     """
     whole = unwrap(model, "encode_once")
-    if isinstance(packs, Batch) or not isinstance(packs, Iterable):
-        raise ArgumentError(
-            f"encode_once: packs is {kind_of(packs)}. Fix: pass a list of batches that mp.pack made"
-        )
     if is_engine(model):
         raise ModelError(
             "encode_once: a DeepSpeed engine reduces gradients in its own backward only. "
             "Fix: leave encode_once out, or train under DistributedDataParallel"
         )
-    packs = list(packs)
-    for pack in packs:
-        if not isinstance(pack, PackedBatch):
-            raise ArgumentError(
-                f"encode_once: packs has a {type(pack).__name__}. Fix: pass batches that mp.pack made"
-            )
-        refuse_other_batch(pack, whole, "encode_once")
+    packs = packs_of(packs, whole, "encode_once")
     refuse_options(whole, None, max_patches, "encode_once")
     tower = tower_and_projector(whole)
     keys = [media_names(pack) for pack in packs]

@@ -15,21 +15,20 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from mmpack.adapters.checks import check_each, check_groups, is_list
 from mmpack.adapters.processed_media import described_medium
+from mmpack.adapters.row_sample import row_sample
 from mmpack.adapters.transformers.linear_attention import refuse_kernels_on_a_cpu
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
 from mmpack.families import Family
-from mmpack.layout.fingerprint import content_hash, fingerprint, response_hash
+from mmpack.layout.fingerprint import content_hash
 from mmpack.layout.names import numbered_in_groups
-from mmpack.layout.occurrences import spans_from_runs
-from mmpack.layout.runs import placeholder_runs
 from mmpack.processors.messages import parts_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
-from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan
+from mmpack.schema.sample import Sample
 from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 
@@ -71,7 +70,12 @@ def rollout(
     check_number("rollout", "top_p", top_p, above=0, most=1)
     check_whole("rollout", "top_k", top_k, least=0, fix="pass 0 for no limit")
     check_number("rollout", "min_p", min_p, least=0, most=1)
-    _check_prompts(prompts, group_ids)
+    if not is_list(prompts):
+        raise ArgumentError(
+            f"rollout: prompts are {kind_of(prompts)}. Fix: pass a list, with one entry per prompt"
+        )
+    check_each("rollout", len(prompts), "prompts", {"group_ids": group_ids})
+    check_groups("rollout", group_ids)
     if not hasattr(model, "generate"):
         raise ArgumentError(
             f"rollout: the model is {kind_of(model)}, which has no generate. Fix: pass a transformers model"
@@ -129,19 +133,17 @@ def rollout(
             for b in range(p * n, (p + 1) * n):
                 out.append(
                     _sample(
-                        next(sample_ids),
-                        group_id,
                         generated.sequences[b].cpu().numpy(),
                         inputs["attention_mask"][p].cpu().numpy(),
                         positions[:, p],
                         logprobs[b],
                         None if kept is None else kept[b],
                         own,
-                        wrapped.family,
-                        hf_processor.tokenizer,
+                        wrapped,
                         stops,
-                        settings,
-                        sampling,
+                        sample_id=next(sample_ids),
+                        group_id=group_id,
+                        sampling=sampling | {"logprobs": "processed"},
                     )
                 )
     return out
@@ -154,24 +156,6 @@ def _own_config(model: Any, config: GenerationConfig) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
-
-
-def _check_prompts(prompts: Any, group_ids: Any) -> None:
-    """Raise ArgumentError unless each prompt has a group id."""
-    for name, values in (("prompts", prompts), ("group_ids", group_ids)):
-        if not isinstance(values, Sequence) or isinstance(values, str):
-            raise ArgumentError(
-                f"rollout: {name} are {kind_of(values)}. Fix: pass a list, with one entry per prompt"
-            )
-    if len(prompts) != len(group_ids):
-        raise ArgumentError(
-            f"rollout: {len(prompts)} prompts have {len(group_ids)} group_ids. Fix: pass one per prompt"
-        )
-    for group_id in group_ids:
-        if not isinstance(group_id, str):
-            raise ArgumentError(
-                f"rollout: group_ids hold {group_id!r:.40}, expected str. Fix: pass str(…) of each"
-            )
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -328,46 +312,34 @@ def _with_grid(
 
 
 def _sample(
-    sample_id: str,
-    group_id: str,
     sequence: np.ndarray,
     prompt_mask: np.ndarray,
     positions: np.ndarray,
     logprobs: np.ndarray,
     kept: list[np.ndarray] | None,
     media: list[Medium],
-    family: Family,
-    tokenizer: Any,
+    processor: Processor,
     stops: list[int],
-    settings: dict[str, Any],
-    sampling: dict[str, Any],
+    **fields: Any,
 ) -> Sample:
     """One row of the rectangle: cut the padding on the left, and what follows the end of the response."""
     left = int(len(prompt_mask) - prompt_mask.sum())
     response = sequence[len(prompt_mask) :]
     ends = np.flatnonzero(np.isin(response, stops))
     count = int(ends[0]) + 1 if len(ends) else len(response)
-    prompt_length = len(prompt_mask) - left
+    start = len(prompt_mask) - left
     whole = slice(left, len(prompt_mask) + count)
-    ids = sequence[whole].astype(np.int64)
-    written = response[:count].tolist()
-    found = placeholder_runs(ids[:prompt_length], family)
-    distinct, spans = spans_from_runs(found, media, family, "rollout")
-    return Sample(
-        sample_id=sample_id,
-        group_id=group_id,
-        family=family.name,
-        input_ids=ids,
-        media=distinct,
-        modality_spans=spans,
-        loss_spans=[LossSpan(prompt_length, len(ids), turn=0)],
+    return row_sample(
+        "rollout",
+        sequence[whole],
+        {kind: [m for m in media if m.modality == kind] for kind in ("image", "video")},
+        np.arange(start + count) >= start,
+        processor.family,
+        response_start=start,
+        processor=processor,
         position_ids=np.ascontiguousarray(positions[:, whole]),
-        attention_mask=np.ones(len(ids), dtype=np.int8),
-        processor=settings,
-        processor_fingerprint=fingerprint(settings),
         rollout_logprobs=logprobs[:count].astype(np.float32),
         kept_ids=None if kept is None else Ragged.of(kept[:count]),
-        sampling=sampling | {"logprobs": "processed"},
         finish_reason="stop" if len(ends) else "length",
-        metadata={RESPONSE_TEXT_KEY: response_hash(tokenizer.decode(written), written)},
+        **fields,
     )

@@ -6,7 +6,7 @@ What the vision tower is given lies in `tower`; what keeps other models from the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformers.utils.import_utils import is_flash_attn_2_available
@@ -212,6 +212,22 @@ def refuse_other_batch(batch: Batch, model: Any, what: str, pixels: bool = True)
     batch.check_unchanged()
     _refuse_other_ids(batch, model.config, family, what)
     _refuse_other_media(batch, model.config, family, what, pixels)
+
+
+def packs_of(packs: Any, whole: Any, what: str, pixels: bool = True) -> list[PackedBatch]:
+    """`packs`, a new list of them; `pixels`: they have some. Raises: ArgumentError, ModelError, SchemaError."""
+    if isinstance(packs, Batch) or not isinstance(packs, Iterable):
+        raise ArgumentError(
+            f"{what}: packs is {kind_of(packs)}. Fix: pass a list of batches that mp.pack made"
+        )
+    packs = list(packs)
+    for pack in packs:
+        if not isinstance(pack, PackedBatch):
+            raise ArgumentError(
+                f"{what}: packs has a {type(pack).__name__}. Fix: pass batches that mp.pack made"
+            )
+        refuse_other_batch(pack, whole, what, pixels)
+    return packs
 
 
 def refuse_options(model: Any, features: Any, max_patches: int | None, what: str) -> None:

@@ -21,6 +21,7 @@ from mmpack.adapters.transformers.tower import (
     _of_tower,
     _tower_arguments,
     encode_media,
+    encode_some,
     media_names,
     tower_and_projector,
 )
@@ -90,15 +91,7 @@ def encoded_inputs(
 
     def encode(media: list[int]) -> list[Levels]:
         ran.extend(media)
-        own = [batch.media[i] for i in media]
-        return encode_media(
-            model,
-            family,
-            own,
-            lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
-            max_patches,
-            idle,
-        )
+        return encode_some(model, batch, media, max_patches, idle)
 
     counts = [m.num_patches for m in batch.media]
     everything = list(range(len(batch.media)))
@@ -114,10 +107,17 @@ def encoded_inputs(
     outputs = {
         modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
     }
+    return encoder_outputs(model, family, ids, outputs)
+
+
+def encoder_outputs(
+    model: Any, family: Family, ids: torch.Tensor, outputs: dict[str, Encoded]
+) -> dict[str, Any]:
+    """Keywords of the forward for features by modality."""
     heard = outputs.pop("audio", None)
     if family.audio is None:
         return {"mm_encoder_outputs": outputs}
-    embeds = with_audio(model, family, ids, () if heard is None else heard.pooler_output)
+    embeds = _with_audio(model, family, ids, () if heard is None else heard.pooler_output)
     return {"mm_encoder_outputs": outputs, "inputs_embeds": embeds}
 
 
@@ -126,23 +126,15 @@ def heard_inputs(batch: Batch, model: Any, ids: torch.Tensor) -> dict[str, Any]:
     family = batch.family_of()
     runs = dict(_runs(batch, family))
     media = sorted(set(runs["audio"]))
-    made = encode_media(
-        model,
-        family,
-        [batch.media[i] for i in media],
-        lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
-    )
+    made = encode_some(model, batch, media)
     seen = sum(batch.media[i].num_patches for m, r in runs.items() if m != "audio" for i in r)
     heard = sum(batch.media[i].num_patches for i in media)
     batch.stats["patches_encoded"] = seen + heard
-    return {
-        "inputs_embeds": with_audio(
-            model, family, ids, [made[media.index(i)][0] for i in runs["audio"]]
-        )
-    }
+    heard_runs = [made[media.index(i)][0] for i in runs["audio"]]
+    return {"inputs_embeds": _with_audio(model, family, ids, heard_runs)}
 
 
-def with_audio(
+def _with_audio(
     model: Any, family: Family, ids: torch.Tensor, features: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Token embeddings of ids [..., S], those of audio from `features` [tokens, H] of each run, in order."""

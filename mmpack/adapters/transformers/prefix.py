@@ -31,7 +31,7 @@ from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_bat
 from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.rope import rope_rules
 from mmpack.adapters.transformers.tower import (
-    encode_media,
+    encode_some,
     media_names,
     tower_and_projector,
 )
@@ -44,7 +44,6 @@ from mmpack.families import family_of_config
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
-from mmpack.packing.pixels import float_pixels
 from mmpack.schema.sample import Sample
 
 _versions: dict[Hashable, str] = {}
@@ -303,19 +302,13 @@ def _features(
     whole: Any, batch: PackedBatch, media: list[int], index: PrefixIndex, max_patches: int | None
 ) -> tuple[list[Levels], int]:
     """Of each of `media`, by the index's feature store where it has one; and how many patches were encoded."""
-    family, ran = batch.family_of(), []
+    ran: list[int] = []
     on_device = batch.to(whole.get_input_embeddings().weight.device)
 
     def encode(chosen: list[int]) -> list[Levels]:
         own = [media[i] for i in chosen]
         ran.extend(own)
-        return encode_media(
-            whole,
-            family,
-            [batch.media[i] for i in own],
-            lambda some: float_pixels(on_device, [own[i] for i in some]),
-            max_patches,
-        )
+        return encode_some(whole, on_device, own, max_patches)
 
     counts = [batch.media[i].num_patches for i in media]
     if index.features is None:

@@ -12,8 +12,7 @@ import torch
 from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.heads import head_of, logit_cap, read_hidden, reader
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.probe_hooks import Hooks
-from mmpack.adapters.transformers.probe_rows import BatchRows
+from mmpack.adapters.transformers.probe_hooks import BatchRows, Hooks
 from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import (
@@ -21,6 +20,7 @@ from mmpack.errors import (
     check_flag,
     check_name,
     check_number,
+    check_whole,
     installed_version,
     kind_of,
 )
@@ -77,17 +77,12 @@ def probe_side(
         raise ArgumentError(
             f"{what}: dtype is {dtype!r:.60}. Fix: pass torch.float32, torch.bfloat16, …"
         )
-    if samples_per_batch is not None and (
-        isinstance(samples_per_batch, bool)
-        or not isinstance(samples_per_batch, int)
-        or samples_per_batch < 1
-    ):
-        raise ArgumentError(
-            f"{what}: samples_per_batch is {samples_per_batch!r:.40}. Fix: pass a whole number of 1 or more, or None"
-        )
+    if samples_per_batch is not None:
+        check_whole(what, "samples_per_batch", samples_per_batch)
     check_flag(what, "kept_ids", kept_ids)
-    if attached is not None and not isinstance(attached, bool):
-        raise ArgumentError(f"{what}: attached is {attached!r:.40}. Fix: pass True, False or None")
+    if attached is not None:
+        check_flag(what, "attached", attached)
+        attached = bool(attached)
     if attached is False and layout in ("packed", "shared"):
         raise ArgumentError(
             f"{what}: layout {layout!r} needs mmpack's attention. Fix: pass attached=True, or layout='padded'"

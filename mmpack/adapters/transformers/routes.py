@@ -9,24 +9,124 @@ again too, others what is within them only.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmpack.adapters.transformers.modules import decoder_layers
-from mmpack.adapters.transformers.router_rule import (
-    Rule,
-    chosen_of,
-    experts_of,
-    is_router,
-    rule_of,
-)
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.packing.batch import Batch
+
+ROWS = 16  # of made-up hidden states
+EACH = "per_expert_scale"  # of Gemma 4
+# of what a router gives first: logits, or probabilities already
+SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": lambda logits: logits.sigmoid(),
+    "given": lambda probabilities: probabilities,
+}
+
+
+def is_router(module: Any) -> bool:
+    """One of transformers' routers, which give (logits or probabilities, weights, ids)."""
+    plain = all(hasattr(module, name) for name in ("top_k", "num_experts", "hidden_dim"))
+    named = "router" in type(module).__name__.lower()
+    return named and (plain or hasattr(module, EACH))
+
+
+def experts_of(router: Any) -> int:
+    """How many there are."""
+    return int(getattr(router, "num_experts", None) or router.config.num_experts)
+
+
+def chosen_of(router: Any) -> int:
+    """How many a token takes."""
+    return int(getattr(router, "top_k", None) or router.config.top_k_experts)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Scores of all experts in float32, those of the ids taken, divided by their sum or not, times `scale`."""
+
+    score: str  # of SCORES
+    normalised: bool
+    scale: float = 1.0
+    scales: str | None = None  # the router's parameter with a scale for each expert
+
+    def weights(self, logits: torch.Tensor, ids: torch.Tensor, router: Any = None) -> torch.Tensor:
+        """float32 [T, k] of logits [T, E] at ids int64 [T, k]; differentiable in the logits, of all experts or of k.
+
+        `router`: whose `scales` they are multiplied by.
+        """
+        taken = SCORES[self.score](logits.float()).gather(-1, ids)
+        if self.normalised:
+            taken = taken / taken.sum(-1, keepdim=True)
+        if self.scales is not None:
+            taken = taken * getattr(router, self.scales)[ids]
+        return taken if self.scale == 1 else taken * self.scale
+
+
+def rule_of(router: Any) -> Rule:
+    """The rule of a router of transformers' (logits, weights, ids), found by its own code on made-up numbers.
+
+    Raises: ModelError for a router that weighs by another rule.
+    """
+    each = EACH if hasattr(router, EACH) else None
+    asked = _drawn_copy(router, torch.Generator().manual_seed(0)) if is_router(router) else None
+    answer = None if asked is None else _answer(asked, router)
+    if isinstance(answer, tuple) and len(answer) == 3:
+        logits, weights, ids = answer
+        scale = float(getattr(router, "routed_scaling_factor", 1.0))
+        for score, normalised in product(SCORES, (True, False)):
+            rule = Rule(score, normalised, scale, each)
+            found = rule.weights(logits, ids, asked)
+            if torch.allclose(found, weights.float(), rtol=1e-5, atol=1e-7):
+                return rule
+    raise ModelError(
+        f"routed_experts: {type(router).__name__} weighs its experts by a rule that replay does not know. "
+        "Fix: set routed_experts of the samples to None, and correct for the drift (correction='tis')"
+    )
+
+
+def _drawn_copy(module: Any, generator: torch.Generator) -> Any:
+    """The module without hooks, with weights that are drawn: its own may be sharded, or on meta."""
+    out = copy.copy(module)
+    state = vars(out)
+    for kind in ("_parameters", "_buffers"):
+        state[kind] = {
+            name: None if value is None else _drawn(generator, *value.shape)
+            for name, value in state[kind].items()
+        }
+    for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        state[kind] = type(state[kind])()
+    state["_modules"] = {
+        name: None if child is None else _drawn_copy(child, generator)
+        for name, child in state["_modules"].items()
+    }
+    return out
+
+
+def _answer(asked: Any, router: Any) -> Any:
+    """What the router's own forward gives for made-up hidden states."""
+    generator = torch.Generator().manual_seed(1)
+    width = getattr(router, "hidden_dim", None) or router.hidden_size
+    if "weight" in vars(asked)["_parameters"]:  # a shard may be flat
+        vars(asked)["_parameters"]["weight"] = _drawn(generator, experts_of(router), width)
+    with torch.no_grad():
+        return type(router).forward(asked, _drawn(generator, ROWS, width))
+
+
+def _drawn(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+
 
 KEYWORD = "routed_experts"
 SLOT = "_mmpack_route_slot"  # on a layer, its attention and its router: the same object
@@ -315,3 +415,65 @@ def _rows_of(batch: Batch, what: str) -> torch.Tensor:
 def _learn_rules(whole: Any) -> None:
     for slot, router in zip(take_routes(whole), _routers(whole), strict=True):
         slot.rule = slot.rule or rule_of(router)
+
+
+# ---- the load-balancing loss ------------------------------------------------------------------------
+
+
+def router_loss(
+    model: Any, batch: Batch, router_logits: tuple[torch.Tensor, ...] | None
+) -> torch.Tensor:
+    """transformers' own `load_balancing_loss_func` (Switch Transformers, equations 4 to 6) over the rows of `batch`.
+
+    Rows of a shared prefix are routed once and count once. So the loss of a shared pack is that of a pack without
+    sharing in which a prefix's later copies have no weight; it is not that of the copies all counted. The model's own
+    `aux_loss` counts the rows that `pad_to_multiple_of` adds.
+
+    Of a batch with `routed_experts` the share of tokens per expert (f, equation 5) is that of the experts replayed,
+    where the tokens went; the model's own `aux_loss` counts those that its routers would have taken. Probabilities (P,
+    equation 6) are of the model's logits either way, and so are gradients.
+
+    Args: `router_logits`: of a forward with `output_router_logits=True`, [rows, experts] per layer.
+    Returns: scalar, without the model's coefficient. Raises: ModelError for a model or an output without experts.
+    """
+    whole = unwrap(model, "router_loss")
+    loss = getattr(sys.modules[type(whole).__module__], "load_balancing_loss_func", None)
+    if loss is None:
+        raise ModelError(
+            f"router_loss: {type(whole).__name__} has no experts, or transformers has no loss for them (a bias "
+            "balances them). Fix: leave out router_loss"
+        )
+    if not router_logits:
+        raise ModelError(
+            "router_loss: there are no router logits. "
+            "Fix: pass those of model(…, output_router_logits=True).router_logits"
+        )
+    text = whole.config.get_text_config()
+    rows = torch.zeros(batch.input_ids.numel(), dtype=torch.int64, device=batch.device)
+    rows[batch.token_rows] = 1
+    if batch.routed_experts is not None:
+        return _replayed_loss(routes_of(batch, whole, "router_loss"), router_logits, rows)
+    out: torch.Tensor = loss(
+        router_logits, num_experts(whole), text.num_experts_per_tok, rows.view(1, -1)
+    )
+    return out
+
+
+def _replayed_loss(
+    routes: list[torch.Tensor], router_logits: tuple[torch.Tensor, ...], rows: torch.Tensor
+) -> torch.Tensor:
+    """experts · Σ f · P, both means over counted rows of all layers.
+
+    Args: `routes`: [rows, k] per layer. `rows`: 1 for a row that counts.
+    """
+    experts = router_logits[0].shape[-1]
+    counted = rows.to(torch.float32)[:, None]
+    total = counted.sum() * len(router_logits)
+    tokens = torch.zeros(experts, device=rows.device)
+    share = torch.zeros(experts, device=rows.device)
+    for own, logits in zip(routes, router_logits, strict=True):
+        k = own.shape[1]
+        ids = torch.where(recorded_rows(own), own.long(), logits.topk(k, dim=-1).indices)
+        tokens = tokens.index_add(0, ids.flatten(), counted.expand(-1, k).flatten())
+        share = share + (logits.float().softmax(-1) * counted).sum(0)
+    return experts * (tokens / total * (share / total)).sum()

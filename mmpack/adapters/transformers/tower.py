@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers.modules import attention_configs, tower_of
-from mmpack.adapters.transformers.recompute import switched
+from mmpack.adapters.transformers.parts import switched
 from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore
@@ -26,9 +26,10 @@ from mmpack.cache.tower import Levels, Tower
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
-from mmpack.packing.batch import PackedBatch
+from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts, calls_of, pooled_pieces
 from mmpack.packing.media import canvas_of, tiles_of
+from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
 Features = FeatureStore | SummedFeatures
@@ -126,6 +127,24 @@ def encode_media(
     for modality in missing:
         _idle(model, family, modality, missing, idle)
     return [out[i] for i in range(len(media))]
+
+
+def encode_some(
+    model: Any,
+    batch: Batch,
+    media: Sequence[int],
+    max_patches: int | None = None,
+    idle: Idle | None = None,
+) -> list[Levels]:
+    """`encode_media` of a batch's media with these numbers, by the batch's pixels."""
+    return encode_media(
+        model,
+        batch.family_of(),
+        [batch.media[i] for i in media],
+        lambda chosen: float_pixels(batch, [media[i] for i in chosen]),
+        max_patches,
+        idle,
+    )
 
 
 def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], idle: Idle) -> None:

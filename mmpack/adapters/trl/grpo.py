@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
+from mmpack.adapters.loss_values import rectangle
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
     refuse_missing,
@@ -27,9 +29,9 @@ from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
-from mmpack.adapters.trl.pass_stats import PassStats
+from mmpack.adapters.trl.mixin import SUPPORTED, TrainerMixin
 from mmpack.cache.features import FeatureStore
-from mmpack.errors import ArgumentError, BackendError, ModelError, kind_of, require
+from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
@@ -38,16 +40,35 @@ from mmpack.parity.fixes import FIXES
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 
-if TYPE_CHECKING:
-    _Trainer = Any
-else:
-    _Trainer = object
+
+@dataclass
+class PassStats:
+    """Sums over forward passes: rows of the text model, patches of the vision tower."""
+
+    passes: int = 0
+    samples: int = 0
+    tokens: int = 0
+    tokens_stock: int = 0
+    patches: int = 0
+    patches_stock: int = 0
+
+    def add(self, other: PassStats) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def __str__(self) -> str:
+        """A table of three lines."""
+        lines = [f"{self.passes:>4} passes {'TRL':>12} {'mmpack':>12} {'ratio':>7}"]
+        for name in ("tokens", "patches"):
+            stock, own = getattr(self, f"{name}_stock"), getattr(self, name)
+            lines.append(f"{name:<11} {stock:>12,} {own:>12,} {stock / max(own, 1):>6.2f}×")
+        return "\n".join(lines)
+
 
 SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
-SUPPORTED = "1.16"  # the methods overridden here are private, so other versions may differ
 
 
-class MmpackGRPO(_Trainer):
+class MmpackGRPO(TrainerMixin):
     """Mix in before `trl.GRPOTrainer`; takes its arguments. `mmpack_stats` adds up what was computed.
 
     Every `loss_type` and option of GRPOConfig works as in TRL: the loss is TRL's own code, fed with logprobs and
@@ -70,26 +91,10 @@ class MmpackGRPO(_Trainer):
     feature_host_bytes: int = 0
     _kept_ids: list[Ragged] | None = None  # of the rows that the next passes read
 
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(MmpackGRPO)]
-        if any(hasattr(c, "_compute_loss") and not issubclass(c, MmpackGRPO) for c in before):
-            raise ArgumentError(
-                f"MmpackGRPO: {cls.__name__} names it after the trainer, whose methods would then win. "
-                f"Fix: write class {cls.__name__}(MmpackGRPO, GRPOTrainer)"
-            )
+    _trainer, _method = "GRPOTrainer", "_compute_loss"
 
     def __init__(self, *args: Any, **kwargs: Any):
-        trl = require("trl", "trl", "MmpackGRPO")
-        if not trl.__version__.startswith(SUPPORTED + "."):
-            raise BackendError(
-                f"MmpackGRPO: TRL {trl.__version__} is installed, it supports {SUPPORTED}. "
-                f"Fix: pip install 'trl=={SUPPORTED}.*'"
-            )
-        if not isinstance(self, trl.GRPOTrainer):
-            raise ArgumentError(
-                "MmpackGRPO: it is not combined with GRPOTrainer. Fix: write class Trainer(MmpackGRPO, GRPOTrainer)"
-            )
+        self._check_trl("trl")
         super().__init__(*args, **kwargs)
         refuse_unsupported(self)
         self.mmpack_stats = PassStats()
@@ -185,24 +190,17 @@ class MmpackGRPO(_Trainer):
             logps, entropies = [], []
             for first in range(0, len(samples), size):
                 part = samples[first : first + size]
-                place = np.concatenate(
-                    [
-                        b * logits_to_keep + columns[first + b] - start + s.loss_indices
-                        for b, s in enumerate(part)
-                    ]
-                )
-                values = self._packed_pass(model, part, device, compute_entropy, input_ids.shape[1])
-                index = torch.from_numpy(place).to(device)
-                shape = len(part), logits_to_keep
-                rectangles = [_rectangle(x, index, shape) for x in values]
-                logps.append(rectangles[0])
-                entropies += rectangles[1:]
+                starts = [column - start for column in columns[first : first + size]]
+                values = self._packed_pass(model, part, device, compute_entropy, mask.shape[1])
+                made = [rectangle(x, values[0], starts, logits_to_keep) for x in values[1:]]
+                logps.append(made[0])
+                entropies += made[1:]
             return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
 
     def _packed_pass(
         self, model: Any, samples: list[Sample], device: torch.device, entropy: bool, width: int
-    ) -> tuple[torch.Tensor, ...]:
-        """Logprobs [N] (and entropies [N]) of the samples' loss tokens, from one packed forward through `model`."""
+    ) -> tuple[Any, ...]:
+        """The pack, logprobs [N] (and entropies [N]) of the samples' loss tokens, from one forward through `model`."""
         batch = pack_shared(samples, model).to(device)
         # a rank without a picture still runs the tower
         vision = "always" if self.accelerator.num_processes > 1 else "auto"
@@ -227,7 +225,7 @@ class MmpackGRPO(_Trainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
             metrics[f"mmpack/{name}"].append(getattr(stats, name))
-        return values if isinstance(values, tuple) else (values,)
+        return batch, *(values if isinstance(values, tuple) else (values,))
 
     def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
         """Where features of this model's media are kept: one store for all models whose towers are equal now.
@@ -335,10 +333,6 @@ def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
                 f"MmpackGRPO: TRL {SUPPORTED} does not pass the sizes of {family.name}'s pictures to the model. "
                 "Fix: train on text alone, or call mp.pack and packed_logprobs in a loop of your own"
             )
-
-
-def _rectangle(values: torch.Tensor, index: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    return values.new_zeros(shape[0] * shape[1]).index_copy(0, index, values).view(shape)
 
 
 def _patches(sample: Sample) -> int:

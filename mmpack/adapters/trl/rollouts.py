@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmpack.adapters.checks import as_list, check_each, is_list
-from mmpack.adapters.episodes import kept_as_json, named
+from mmpack.adapters.episodes import fields_of, kept_as_json, named
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.ragged import Ragged
-from mmpack.trajectory.masked import from_masked
+from mmpack.trajectory.records import from_masked
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
@@ -51,15 +51,7 @@ def to_trajectories(
     Fields for reward functions, one value per completion, are in `metadata["trl"]` where JSON can hold them; `left_out`
     names the others. What came after the last sampled id is cut. Raises: ArgumentError; LayoutError.
     """
-    if not isinstance(rollouts, Mapping):
-        raise ArgumentError(
-            f"to_trajectories: rollouts is {kind_of(rollouts)}. Fix: pass the dict of a rollout_func"
-        )
-    missing = [name for name in _READ[:2] if rollouts.get(name) is None]
-    if missing:
-        raise ArgumentError(
-            f"to_trajectories: rollouts has no {missing[0]}. Fix: pass the whole dict"
-        )
+    rollouts = fields_of(rollouts, "to_trajectories: rollouts", _READ[:2], "pass the whole dict")
     completions = rollouts["completion_ids"]
     if not is_list(completions):
         raise ArgumentError(

@@ -6,34 +6,43 @@ A row is an `AgentLoopOutput`, or a `Trajectory` of uni-agent's gateway; an epis
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from mmpack.adapters.checks import as_list, as_number
-from mmpack.adapters.episodes import check_episodes, fields_of, kept_as_json, named, reading
+from mmpack.adapters.episodes import (
+    Options,
+    check_episodes,
+    fields_of,
+    kept_as_json,
+    named,
+    part_of,
+    read_episodes,
+    renamed,
+)
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError
 from mmpack.layout.runs import true_runs
 from mmpack.processors.wrap import Processor
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.spans import Score
-from mmpack.trajectory.records import Record, from_records
+from mmpack.trajectory.records import Record
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "verl"  # in Trajectory.metadata
 TEACHER = "teacher"  # its name in Sample.teachers
-_IDS = ("prompt_ids", "response_ids", "response_mask")
-_READ = (
-    *_IDS,
-    "response_logprobs",
-    "routed_experts",
-    "multi_modal_data",
-    "reward_score",
-    "metrics",
-    "extra_fields",
-)
-_READ_EXTRA = ("teacher_ids", "teacher_logprobs")
+# fields of Record -> verl's
+FIELDS = {
+    "prompt_ids": "prompt_ids",
+    "response_ids": "response_ids",
+    "mask": "response_mask",
+    "logprobs": "response_logprobs",
+    "routed_experts": "routed_experts",
+}
+_NEEDED = ("prompt_ids", "response_ids", "response_mask")
+_READ = (*FIELDS.values(), "multi_modal_data", "reward_score", "metrics", "extra_fields")
+_READ_EXTRA = ("teacher_ids", "teacher_logprobs", KEPT_IDS)
 
 
 def to_trajectories(
@@ -42,10 +51,7 @@ def to_trajectories(
     *,
     group_ids: Sequence[str] | None = None,
     media: Sequence[Sequence[Any] | None] | None = None,
-    sampling: dict[str, Any] | None = None,
-    expanded: bool = True,
-    resampled: str = "both",
-    num_experts: int | None = None,
+    **options: Unpack[Options],
 ) -> list[Trajectory]:
     """One trajectory per episode, called `<group_id>/<k>`: runs of 1 in `response_mask` are turns.
 
@@ -56,9 +62,8 @@ def to_trajectories(
         group_ids: one per episode; None: episodes of one prompt are a group.
         media: of each episode, in the order of its placeholders, in place of `multi_modal_data["images"]`. Needed for
             videos. Only of episodes with one output.
-        sampling: `temperature`, …, and `logprobs`: what `response_logprobs` mean.
-        expanded: whether ids hold a picture once per vision token, as verl's do.
-        resampled, num_experts: as of `mp.trajectory.from_records`.
+        options: `sampling` (`temperature`, …, and `logprobs`: what `response_logprobs` mean), `expanded`, `resampled`,
+            `num_experts`, as of `mp.trajectory.from_records`.
 
     `reward_score`, or `reward_info["reward"]`, becomes the episode's reward, `extra_fields["turn_scores"]` those of
     turns where there is one per turn, `extra_fields["kept_ids"]` the lists of what was sampled. `teacher_ids` and
@@ -68,11 +73,13 @@ def to_trajectories(
     Raises: ArgumentError for audio and for videos without `media`; LayoutError.
     """
     episodes = check_episodes(outputs, "outputs", {"group_ids": group_ids, "media": media})
-    made = []
-    for i, given in enumerate(episodes):
-        where = f"to_trajectories: outputs[{i}]"
-        several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        rows = [_fields(row, where) for row in (given if several else [given])]
+
+    def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
+        several = isinstance(episodes[i], Sequence) and not isinstance(episodes[i], str | bytes)
+        rows = [
+            fields_of(row, where, _NEEDED, "pass AgentLoopOutputs, before padding")
+            for row in (episodes[i] if several else [episodes[i]])
+        ]
         if not rows:
             raise ArgumentError(f"{where} is empty. Fix: leave the episode out")
         own = None if media is None else as_list(media[i], f"to_trajectories: media[{i}]")
@@ -80,119 +87,69 @@ def to_trajectories(
             raise ArgumentError(
                 f"{where} has {len(rows)} outputs, but media= is for one. Fix: let each output hold its own images"
             )
-        with reading(where):
-            records = [_record(row, own, where) for row in rows]
-            rest = [_rest(row) for row in rows]
-        made.append(
-            from_records(
-                records,
-                processor,
-                trajectory_id=where,
-                group_id=where,
-                expanded=expanded,
-                resampled=resampled,
-                num_experts=num_experts,
-                sampling=sampling,
-                rewards=_rewards(rows, where),
-                metadata={KEY: rest},
-            )
-        )
-    return named(made, group_ids)
+        about = {"rewards": _rewards(rows, where), "metadata": {KEY: [_rest(r) for r in rows]}}
+        return [_record(row, own, where) for row in rows], about
 
-
-def _fields(row: Any, where: str) -> dict[str, Any]:
-    """The fields of an output, arrays and pictures as they are."""
-    fields = fields_of(row, where)
-    missing = [name for name in _IDS if fields.get(name) is None]
-    if missing:
-        raise ArgumentError(
-            f"{where} has no {missing[0]}. Fix: pass AgentLoopOutputs, before padding"
-        )
-    for name in ("multi_modal_data", "extra_fields", "reward_info"):
-        if not isinstance(fields.get(name), Mapping | None):
-            what = kind_of(fields[name])
-            raise ArgumentError(f"{where}: {name} is {what}, expected a dict. Fix: leave it out")
-    return fields
+    names = [f"outputs[{i}]" for i in range(len(episodes))]
+    return named(read_episodes(names, read, processor, options), group_ids)
 
 
 def _record(row: dict[str, Any], media: list[Any] | None, where: str) -> Record:
-    extra = row.get("extra_fields") or {}
+    extra = part_of(row, "extra_fields", where)
     scores: Any = extra.get("turn_scores")
+    turns = len(true_runs(np.asarray(row["response_mask"]).astype(bool)))
     listed = isinstance(scores, Sequence) and not isinstance(scores, str)
-    per_turn = listed and len(scores) == _turns(row["response_mask"])
     first, last = (extra.get(f"{name}_global_steps") for name in ("min", "max"))
     return Record(
-        row["prompt_ids"],
-        row["response_ids"],
-        row["response_mask"],
-        _images(row, where) if media is None else media,
-        row.get("response_logprobs"),
-        None if first is None or first != last else str(first),
-        kept_ids=_kept(row, extra, where),
+        **renamed(row, FIELDS),
+        media=_images(row, where) if media is None else media,
+        policy_versions=None if first is None or first != last else str(first),
+        kept_ids=None
+        if extra.get(KEPT_IDS) is None
+        else response_lists(extra[KEPT_IDS], len(row["response_ids"]), where),
         teachers=_teachers(row, extra, where),
-        routed_experts=row.get("routed_experts"),
         turn_rewards=[as_number(v, f"{where}: turn_scores[{k}]") for k, v in enumerate(scores)]
-        if per_turn
+        if listed and len(scores) == turns
         else None,
         score="turn_score",
     )
 
 
-def _kept(row: dict[str, Any], extra: Mapping[str, Any], where: str) -> Ragged | None:
-    """A list per response id, as `mmpack`'s engine of verl takes it from the same place."""
-    if extra.get(KEPT_IDS) is None:
-        return None
-    return response_lists(extra[KEPT_IDS], len(row["response_ids"]), where)
-
-
-def _turns(mask: Any) -> int:
-    """Runs of 1, where it is a mask; else from_records says why not."""
-    try:
-        given = np.asarray(mask)
-        return len(true_runs(given.astype(bool))) if given.ndim == 1 else 0
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return 0
-
-
 def _teachers(row: dict[str, Any], extra: Mapping[str, Any], where: str) -> Any:
     """A list per response id: verl's row t - 1 [S, K] is the teacher's distribution of token t."""
-    ids, values = (extra.get(name) for name in _READ_EXTRA)
+    ids, values = extra.get("teacher_ids"), extra.get("teacher_logprobs")
     if ids is None or values is None:
         return None
+    ids, values = np.asarray(ids), np.asarray(values, dtype=np.float64)
     start, count = len(row["prompt_ids"]), len(row["response_ids"])
-    try:
-        ids, values = np.asarray(ids), np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        ids = values = np.zeros(0)
     if ids.ndim != 2 or ids.shape != values.shape or len(ids) != start + count:
         raise ArgumentError(
             f"{where}: teacher_ids is {list(ids.shape)} and teacher_logprobs {list(values.shape)}, expected "
             f"[{start + count}, K] both. Fix: pass them as verl's teacher returns them, before padding"
         )
-    rows = slice(start - 1, start + count - 1)
     sampled = np.asarray(row["response_mask"]).astype(bool)
-    if sampled.shape != (count,):
-        return None  # which from_records refuses
-    lists = [own if s else own[:0] for own, s in zip(ids[rows], sampled, strict=True)]
-    scores = [own if s else own[:0] for own, s in zip(values[rows], sampled, strict=True)]
+    lists, scores = (
+        [own if s else own[:0] for own, s in zip(of[start - 1 : -1], sampled, strict=True)]
+        for of in (ids, values)
+    )
     return {TEACHER: Ragged.of(lists, scores)}
 
 
 def _rewards(rows: list[dict[str, Any]], where: str) -> list[Score] | None:
     """The episode's score, which verl writes into its last output, or the gateway into each."""
-    given = [
-        ("reward_score", row["reward_score"]) for row in rows if row.get("reward_score") is not None
-    ]
-    if not given:
-        posted = [(row.get("reward_info") or {}).get("reward") for row in rows]
-        given = [("reward", value) for value in posted if value is not None]
-    return [Score(name, as_number(v, f"{where}: {name}")) for name, v in given[-1:]] or None
+    given = [("reward_score", row.get("reward_score")) for row in rows]
+    posted = [("reward", part_of(row, "reward_info", where).get("reward")) for row in rows]
+    for scores in (given, posted):
+        known = [Score(n, as_number(v, f"{where}: {n}")) for n, v in scores if v is not None]
+        if known:
+            return known[-1:]
+    return None
 
 
 def _images(row: dict[str, Any], where: str) -> list[Any]:
-    data = row.get("multi_modal_data") or {}
+    data = part_of(row, "multi_modal_data", where)
     for kind, fix in (("audios", "leave it out: audio is not read"), ("videos", "pass media=")):
-        if data.get(kind) is not None and as_list(data[kind], f"{where}: {kind}"):
+        if as_list(data.get(kind), f"{where}: {kind}"):
             raise ArgumentError(f"{where} has {kind}. Fix: {fix}")
     images = data.get("images", data.get("image"))
     if images is None:
@@ -203,5 +160,4 @@ def _images(row: dict[str, Any], where: str) -> list[Any]:
 def _rest(row: dict[str, Any]) -> dict[str, Any]:
     """What JSON can hold of the other fields, and the names of those that it can't."""
     extra = {f"extra_fields.{k}": v for k, v in (row.get("extra_fields") or {}).items()}
-    read = [*_READ, *(f"extra_fields.{name}" for name in (*_READ_EXTRA, KEPT_IDS))]
-    return kept_as_json({**row, **extra}, read)
+    return kept_as_json({**row, **extra}, [*_READ, *(f"extra_fields.{n}" for n in _READ_EXTRA)])

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from mmpack.adapters.checks import check_each, check_samples, refuse_reward_on_no_token
-from mmpack.adapters.json_values import decode, encode
+from mmpack.adapters.json_values import Held, held
 from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
 from mmpack.adapters.processed_media import (
-    encoded_rest,
     inputs_of_media,
     media_of_inputs,
     name_images,
     pixels_of,
+    rest_of,
 )
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
@@ -86,7 +86,7 @@ def to_samples(
     check_each("to_samples", len(data), "rows", {"images": images})
     whole = {
         "field_types": {k: v.dtype.str for k, v in data.non_tensor_batch.items()},
-        "meta_info": encode(data.meta_info),
+        "meta_info": data.meta_info,
     }
     fields = [{k: v[b] for k, v in data.non_tensor_batch.items()} for b in range(len(data))]
     groups = [str(f.get("uid", b)) for b, f in enumerate(fields)]
@@ -115,7 +115,7 @@ def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
     own = _own(samples)
     out: dict[str, list[torch.Tensor]] = {}
     for name in own[0]["columns"] if own else ():
-        rows = [decode(o["columns"][name]) for o in own]
+        rows = [o["columns"][name] for o in own]
         per_token = all(r.shape == (o["width"][1],) for r, o in zip(rows, own, strict=True))
         if per_token and name != "rollout_log_probs":
             out[COLUMNS.get(name, name)] = [
@@ -168,7 +168,7 @@ def from_samples(
     tensors = {name: torch.stack([r[name] for r in rows]) for name in rows[0]}
     fields: dict[str, np.ndarray] = {}
     for name in own[0]["fields"]:
-        values = [decode(o["fields"][name]) for o in own]
+        values = [o["fields"][name] for o in own]
         fields[name] = _stacked(values, own[0]["field_types"][name])
     if any(s.kept_ids is not None for s in samples):
         kept = [_kept_column(s, o["prompt_tokens"]) for s, o in zip(samples, own, strict=True)]
@@ -177,11 +177,11 @@ def from_samples(
         inputs = [
             None
             if known["inputs"] is None and not sample.media
-            else inputs_of_media(sample, media) | decode(known["inputs"] or {})
+            else inputs_of_media(sample, media) | (known["inputs"] or {})
             for sample, known in zip(samples, own, strict=True)
         ]
         fields["multi_modal_inputs"] = _stacked(inputs, "|O")
-    return verl.DataProto.from_dict(tensors, fields, decode(own[0]["meta_info"]))
+    return verl.DataProto.from_dict(tensors, fields, dict(own[0]["meta_info"]))
 
 
 def _sample(
@@ -231,7 +231,7 @@ def _sample(
         rollout_logprobs=None if logprobs is None else logprobs[scored[width:]].float().numpy(),
         kept_ids=kept,
         rewards=None if score is None else [Score("verl", float(score.sum()))],
-        metadata={KEY: _recorded(row, fields, inputs, valid) | whole},
+        metadata={KEY: Held(_recorded(row, fields, inputs, valid) | whole)},
         **named,
     )
 
@@ -252,7 +252,7 @@ def _recorded(
     inputs: Mapping[str, Any] | None,
     valid: torch.Tensor,
 ) -> dict[str, Any]:
-    """What `from_samples` needs of a row beyond the sample's own fields, as JSON."""
+    """What `from_samples` needs of a row beyond the sample's own fields."""
     width = len(row["prompts"])
     places, mask = row.get("position_ids"), row.get("response_mask")
     return {
@@ -260,17 +260,17 @@ def _recorded(
         "width": [width, len(row["responses"])],
         "dtypes": {k: str(row[k].dtype).removeprefix("torch.") for k in LAYOUT if k in row},
         "positions": None if places is None else len(places) if places.ndim > 1 else 1,
-        "text_positions": encode(places[0, valid])
+        "text_positions": places[0, valid]
         if places is not None and places.ndim > 1 and len(places) == 4
         else None,
         "padding": {
-            "ids": encode(torch.cat([row["prompts"], row["responses"]])[~valid]),
-            "position_ids": None if places is None else encode(places[..., ~valid]),
-            "response_mask": None if mask is None else encode(mask[~valid[width:]]),
+            "ids": torch.cat([row["prompts"], row["responses"]])[~valid],
+            "position_ids": None if places is None else places[..., ~valid],
+            "response_mask": None if mask is None else mask[~valid[width:]],
         },
-        "columns": {k: encode(v) for k, v in row.items() if k not in LAYOUT},
-        "fields": {k: encode(v) for k, v in fields.items()},
-        "inputs": None if inputs is None else encoded_rest(inputs),
+        "columns": {k: v for k, v in row.items() if k not in LAYOUT},
+        "fields": fields,
+        "inputs": None if inputs is None else rest_of(inputs),
     }
 
 
@@ -297,7 +297,7 @@ def _valid(prompt: int, response: int, width: int, length: int) -> torch.Tensor:
 
 def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
-    return [s.metadata[KEY] if KEY in s.metadata else _unrecorded(s) for s in samples]
+    return [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
 
 
 def _unrecorded(sample: Sample) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def _row(
     width = wide[0]
     valid = _valid(start, length - start, width, sum(wide))
     dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
-    padding = {k: decode(v) for k, v in known["padding"].items() if v is not None}
+    padding = {k: v for k, v in known["padding"].items() if v is not None}
 
     def padded(name: str, own: torch.Tensor, keep: torch.Tensor, fill: int) -> torch.Tensor:
         out = own.new_full((*own.shape[:-1], len(keep)), fill)
@@ -348,7 +348,7 @@ def _row(
     out["response_mask"] = padded("response_mask", mask, valid[width:], 0)
     out = {k: v.to(dtypes[k]) for k, v in out.items() if k in dtypes}
 
-    columns = {k: _widened(decode(v), known["width"], wide) for k, v in known["columns"].items()}
+    columns = {k: _widened(v, known["width"], wide) for k, v in known["columns"].items()}
     return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, wide[1])
 
 
@@ -360,7 +360,7 @@ def _verl_positions(sample: Sample, known: dict[str, Any]) -> torch.Tensor:
         return rows[0]
     if known["positions"] == 3:
         return rows
-    text = decode(known["text_positions"])
+    text = known["text_positions"]
     if text is None or len(text) != len(sample):
         text = torch.arange(len(sample))
     return torch.cat([text[None].long(), rows])

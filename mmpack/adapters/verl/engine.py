@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from mmpack.adapters.handle import Handle
 from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_lists
 from mmpack.adapters.row_sample import row_sample
@@ -34,32 +35,20 @@ from mmpack.schema.sample import Sample
 REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
-class EngineHandle:
-    """A verl engine whose forward is mmpack's. `stop` gives it back its own; so does leaving a `with` block.
-
-    `stats`: those of the packed batches so far, added up: tokens, tokens_unshared, patches_encoded, ….
-    """
+class EngineHandle(Handle):
+    """A verl engine whose forward is mmpack's."""
 
     def __init__(self, engine: Any):
-        self.engine = engine
-        self.stats: Counter[str] = Counter()
+        super().__init__(engine, "forward_step", "verl engine")
+        refuse_unsupported(engine)
         refuse_unpackable(_model(engine))
-        engine.forward_step = self.forward_step
+        self.start()
 
     def forward_step(
         self, micro_batch: Any, loss_function: Callable[..., Any] | None, forward_only: bool
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """See `forward_step`."""
-        return forward_step(self.engine, micro_batch, loss_function, self.stats)
-
-    def stop(self) -> None:
-        self.engine.__dict__.pop("forward_step", None)
-
-    def __enter__(self) -> Any:
-        return self.engine
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+        return forward_step(self.owner, micro_batch, loss_function, self.stats)
 
 
 def use(engine: Any) -> EngineHandle:
@@ -70,11 +59,6 @@ def use(engine: Any) -> EngineHandle:
     Raises: ModelError where verl would bypass mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
     Ulysses, fused kernels), and for an engine that is used already; LayoutError (MM006) for an unknown family.
     """
-    if isinstance(getattr(vars(engine).get("forward_step"), "__self__", None), EngineHandle):
-        raise ModelError(
-            "verl engine: mmpack is enabled for it already. Fix: keep the first use, or call its stop() before"
-        )
-    refuse_unsupported(engine)
     return EngineHandle(engine)
 
 

@@ -7,20 +7,201 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
-from mmpack.adapters.vime.kept import kept_support
 from mmpack.adapters.vime.megatron import Ranks, ranks
-from mmpack.adapters.vime.places import Layout, Places, places
-from mmpack.errors import ArgumentError, ModelError
+from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.sharded import sharded_selected_logprobs
 from mmpack.ops.logprobs.support import Support
+
+# ---- their lists of kept ids ------------------------------------------------------------------------
+
+
+def kept_support(
+    ids: Sequence[Any],
+    offsets: Sequence[Any],
+    responses: Sequence[np.ndarray],
+    lengths: Sequence[int],
+    targets: Tensor,
+) -> Support:
+    """The lists of the response tokens `responses` of each sample, on the targets' device.
+
+    Args: `ids`, `offsets`: per sample integers [m] and [R + 1], tensors or lists. `lengths`: R of each sample.
+    `targets`: [N] ids of those tokens; an empty list becomes the target alone, and the logprob 0.
+
+    Raises: ArgumentError for offsets that don't fit.
+
+    Example: of two response tokens the sampler drew the first from ids 3 and 7, a tool wrote the second.
+        >>> import numpy as np
+        >>> import torch
+        >>> from mmpack.adapters.vime.responses import kept_support
+        >>> support = kept_support([[7, 3]], [[0, 2, 2]], [np.arange(2)], [2], torch.tensor([7, 5]))
+        >>> support.offsets.tolist(), support.ids.tolist()
+        ([0, 2, 3], [3, 7, 5])
+    """
+    if len(ids) != len(responses) or len(offsets) != len(responses):
+        raise ArgumentError(
+            f"vime: top_p_token_ids has {len(ids)} entries and top_p_token_offsets {len(offsets)} for "
+            f"{len(responses)} samples. Fix: pass one of each per sample"
+        )
+    flat, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for i, own in enumerate(responses):
+        where = f"vime: sample {i}"
+        values = whole_numbers("top_p_token_ids", where, ids[i])
+        ends = whole_numbers("top_p_token_offsets", where, offsets[i])
+        if not fits(ends, len(values)) or len(ends) != lengths[i] + 1:
+            raise ArgumentError(
+                f"{where}: top_p_token_offsets has {len(ends)} entries for {len(values)} ids and {lengths[i]} response "
+                "tokens, expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
+                "Fix: pass the rollout's own"
+            )
+        counts = np.diff(ends)[own]
+        shift = np.repeat(ends[:-1][own] - (np.cumsum(counts) - counts), counts)
+        flat.append(values[shift + np.arange(len(shift))])
+        sizes.append(counts)
+    counts = np.concatenate(sizes)
+    token = np.repeat(np.arange(len(counts)), counts)
+    found = np.concatenate(flat)
+    found = found[np.lexsort((found, token))]
+    filled = np.maximum(counts, 1)
+    ends = np.concatenate([[0], np.cumsum(filled)])
+    empty = np.flatnonzero(counts == 0)
+    whole = np.zeros(ends[-1], np.int64)
+    taken = np.ones(len(whole), bool)
+    taken[ends[:-1][empty]] = False
+    whole[taken] = found
+    device = targets.device
+    out = torch.from_numpy(whole).to(device, non_blocking=True)
+    if len(empty):
+        at = torch.from_numpy(empty).to(device, non_blocking=True)
+        place = torch.from_numpy(ends[:-1][empty]).to(device, non_blocking=True)
+        out = out.index_copy(0, place, targets[at].long())
+    return Support(torch.from_numpy(ends).to(device, non_blocking=True), out)
+
+
+def whole_numbers(name: str, where: str, given: Any) -> np.ndarray:
+    """Their tensor or list as int64 [n]. Raises: ArgumentError for what is none."""
+    try:
+        values = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        values = np.zeros((0, 0), object)
+    if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+        raise ArgumentError(
+            f"{where}: {name} is {kind_of(given)}, expected integers [n]. Fix: pass the rollout's own"
+        )
+    return values.astype(np.int64)
+
+
+def fits(offsets: np.ndarray, count: int) -> bool:
+    """Whether offsets rise from 0 to `count`."""
+    return bool(
+        len(offsets) and offsets[0] == 0 and offsets[-1] == count and (np.diff(offsets) >= 0).all()
+    )
+
+
+# ---- where response tokens are ----------------------------------------------------------------------
+
+Layout = Literal["single", "zigzag", "allgather"]
+
+
+class Places(NamedTuple):
+    """Response tokens of this rank, in the order of samples."""
+
+    rows: np.ndarray  # int64 [N], row of the rank's logits
+    tokens: np.ndarray  # int64 [N], index into the samples' tokens, one after the other
+    responses: list[np.ndarray]  # per sample int64 [n], index into its response
+
+
+def places(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    layout: Layout,
+    rank: int,
+    ranks: int,
+    num_rows: int | None,
+) -> Places:
+    """Where the rows, targets and response tokens of a rank are.
+
+    Args:
+        total_lengths, response_lengths: tokens of each sample, prompt included and not.
+        layout: `single`: all rows are here. `zigzag`: each sample is cut into 2 · ranks equal chunks (the last ones are
+            padded), and a rank has chunk `rank` and the one that mirrors it. `allgather`: the row of samples is cut
+            into one piece of `num_rows` per rank.
+        num_rows: rows of this rank's logits; None: not looked at.
+
+    Raises: ArgumentError for lengths that don't fit each other, and for a response without a prompt.
+
+    Example: two samples of five and four tokens, the last two of each are the response.
+        >>> from mmpack.adapters.vime.responses import places
+        >>> at = places([5, 4], [2, 2], "single", 0, 1, 9)
+        >>> at.rows.tolist(), at.tokens.tolist()
+        ([2, 3, 6, 7], [3, 4, 7, 8])
+    """
+    _check(total_lengths, response_lengths, layout, ranks, num_rows)
+    rows: list[np.ndarray] = []
+    tokens: list[np.ndarray] = []
+    responses: list[np.ndarray] = []
+    first, base = 0, 0  # of the sample: its first token, and its first row on this rank
+    for total, response in zip(total_lengths, response_lengths, strict=True):
+        # in the sample, of the rows that are read
+        at: np.ndarray = np.arange(total - response - 1, total - 1)
+        if layout == "zigzag":
+            chunk = -(-total // (2 * ranks))
+            starts = rank * chunk, (2 * ranks - rank - 1) * chunk
+            halves = [at[(at >= start) & (at < start + chunk)] for start in starts]
+            own = [base + k * chunk + halves[k] - starts[k] for k in range(2)]
+            at, row = np.concatenate(halves), np.concatenate(own)
+            base += 2 * chunk
+        else:
+            row = first + at
+            if layout == "allgather" and num_rows is not None:
+                row = row - rank * num_rows
+                here = (row >= 0) & (row < num_rows)
+                at, row = at[here], row[here]
+        rows.append(row)
+        tokens.append(first + at + 1)
+        responses.append(at + 1 - (total - response))
+        first += total
+    none = np.zeros(0, np.int64)
+    return Places(np.concatenate([none, *rows]), np.concatenate([none, *tokens]), responses)
+
+
+def _check(
+    total_lengths: Sequence[int],
+    response_lengths: Sequence[int],
+    layout: Layout,
+    ranks: int,
+    num_rows: int | None,
+) -> None:
+    where = "vime: a micro-batch"
+    if len(total_lengths) != len(response_lengths):
+        raise ArgumentError(
+            f"{where} has {len(total_lengths)} total_lengths and {len(response_lengths)} response_lengths. "
+            "Fix: pass one of each per sample"
+        )
+    for i, (total, response) in enumerate(zip(total_lengths, response_lengths, strict=True)):
+        if not 0 <= response < total:
+            raise ArgumentError(
+                f"{where}: sample {i} has {response} response tokens of {total}, and no row predicts the first. "
+                "Fix: begin each sample with a prompt"
+            )
+    if num_rows is None:
+        return
+    needed = sum(
+        2 * -(-total // (2 * ranks)) if layout == "zigzag" else total for total in total_lengths
+    )
+    have = num_rows * ranks if layout == "allgather" else num_rows
+    if needed > have:
+        raise ArgumentError(
+            f"{where} needs {needed} rows of logits, there are {have}. "
+            "Fix: pass the logits of these samples; --qkv-format thd packs them without padding"
+        )
 
 
 def log_probs_and_entropy(

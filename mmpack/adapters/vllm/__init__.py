@@ -10,13 +10,17 @@ with needs("vllm", __name__):
     import transformers  # noqa: F401
 
 from mmpack.adapters.rendered import MediaStore
-from mmpack.adapters.vllm.cache import cached_media
 from mmpack.adapters.vllm.calls import to_trajectories
-from mmpack.adapters.vllm.engine import VllmEngine, load_vllm
+from mmpack.adapters.vllm.engine import (
+    VllmEngine,
+    engine_checksums,
+    load_vllm,
+    unlike_weights,
+    weight_checksums,
+)
 from mmpack.adapters.vllm.engine_inputs import from_batch, from_samples
 from mmpack.adapters.vllm.generate import from_generate, from_render, to_generate
-from mmpack.adapters.vllm.samples import to_samples
-from mmpack.adapters.vllm.weights import engine_checksums, unlike_weights, weight_checksums
+from mmpack.adapters.vllm.samples import cached_media, to_samples
 
 __all__ = [
     "MediaStore",

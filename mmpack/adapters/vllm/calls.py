@@ -6,29 +6,43 @@ A call is a request and its response, as objects of vLLM's or of a client, or as
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, Unpack
 
 from mmpack.adapters.checks import as_list, is_list
 from mmpack.adapters.engine_routes import npy_rows
-from mmpack.adapters.episodes import check_episodes, fields_of, kept_as_json, named, reading
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.adapters.episodes import (
+    Options,
+    check_episodes,
+    fields_of,
+    kept_as_json,
+    named,
+    part_of,
+    read_episodes,
+    reading,
+    renamed,
+    urls_of,
+)
+from mmpack.errors import ArgumentError, check_name
 from mmpack.layout.names import SAMPLING_NAMES
 from mmpack.processors.conversation import source_of
 from mmpack.processors.data_url import is_data_url
 from mmpack.processors.wrap import Processor
-from mmpack.trajectory.chat import FINISH
-from mmpack.trajectory.records import Record, from_records
+from mmpack.trajectory.chat import TOKEN, finish_of
+from mmpack.trajectory.records import Record
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "vllm"  # in Trajectory.metadata
-# how vLLM writes a token with return_tokens_as_token_ids
-_TOKEN = re.compile("token_id:([0-9]{1,18})")
+LOGPROB_KINDS = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
 # what the server writes for −inf, for NaN, and for an id that it has no logprob of
 NO_LOGPROB = -9999.0
-_ASK = "ask for return_token_ids=True"
+# fields of Record -> those of a choice
+FIELDS = {
+    "prompt_ids": "prompt_token_ids",
+    "response_ids": "token_ids",
+    "kept_ids": "sampling_mask",
+}
 
 
 def to_trajectories(
@@ -37,11 +51,8 @@ def to_trajectories(
     *,
     group_ids: Sequence[str] | None = None,
     media: Sequence[Any] | Mapping[str, Any] | None = None,
-    sampling: dict[str, Any] | None = None,
     logprobs_mode: str = "raw_logprobs",
-    expanded: bool = True,
-    resampled: str = "both",
-    num_experts: int | None = None,
+    **options: Unpack[Options],
 ) -> list[Trajectory]:
     """One trajectory per episode, called `<group_id>/<k>`: each choice of each call is a turn.
 
@@ -52,26 +63,22 @@ def to_trajectories(
         group_ids: one per episode; None: episodes of one prompt are a group.
         media: a list per episode of a list per call, in the order of their placeholders; or vLLM's hash (as in
             `features.mm_hashes`) or an image's URL -> picture, for all. `data:` URLs of chat messages need neither.
-        sampling: `temperature`, …, and `logprobs`; None: what the requests say, if all of an episode say the same.
         logprobs_mode: the engine's: `raw_logprobs` or `processed_logprobs`.
-        expanded: whether prompt ids hold a picture once per vision token, as the server returns them.
-        resampled, num_experts: as of `mp.trajectory.from_records`. Choices of one call are completions of one request.
+        options: `expanded`, `resampled`, `num_experts`, as of `mp.trajectory.from_records`; choices of one call are
+            completions of one request. `sampling` (`temperature`, …, and `logprobs`); without it what the requests
+            say, if all of an episode say the same.
 
     `sampling_mask` becomes `kept_ids`, `weight_versions` the policy's versions, `routed_experts` are decoded; what
     `routed_experts_prompt_start` left out is taken from the call that this one goes on from. Raises: ArgumentError,
     also for choices without token ids: nothing is encoded again (`mp.trajectory.from_calls` does that); LayoutError.
     """
+    known: Mapping[str, Any] = media if isinstance(media, Mapping) else {}
     per_episode = None if isinstance(media, Mapping) else media
     given = check_episodes(episodes, "episodes", {"group_ids": group_ids, "media": per_episode})
-    kinds = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
-    if logprobs_mode not in kinds:
-        raise ArgumentError(
-            f"to_trajectories: logprobs_mode is {logprobs_mode!r:.40}. Fix: use one of {', '.join(kinds)}"
-        )
-    made = []
-    for i, calls in enumerate(given):
-        where = f"to_trajectories: episodes[{i}]"
-        calls = as_list(calls, where)
+    check_name("to_trajectories", "logprobs_mode", logprobs_mode, LOGPROB_KINDS)
+
+    def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
+        calls = as_list(given[i], where)
         own = None if per_episode is None else as_list(per_episode[i], f"{where}: media")
         if own is not None and len(own) != len(calls):
             raise ArgumentError(
@@ -81,31 +88,21 @@ def to_trajectories(
         asked: list[dict[str, Any]] = []
         for c, call in enumerate(calls):
             at = f"{where}[{c}]"
-            request, response = _call(call, at)
-            pictures = as_list(own[c], f"{at}: media") if own is not None else None
-            known = media if isinstance(media, Mapping) else {}
             with reading(at):
-                records += _records(request, response, c, pictures, known, at)
-                asked.append(kept_as_json(_sampling(request)))
-        same = all(a == asked[0] for a in asked)
-        about: dict[str, Any] = {"sampling": sampling}
-        if sampling is None and same and asked and asked[0]:
-            about["sampling"] = {**asked[0], "logprobs": kinds[logprobs_mode]}
-        elif sampling is None and not same:
-            about["metadata"] = {KEY: kept_as_json({"sampling": asked})}
-        made.append(
-            from_records(
-                records,
-                processor,
-                trajectory_id=where,
-                group_id=where,
-                expanded=expanded,
-                resampled=resampled,
-                num_experts=num_experts,
-                **about,
-            )
-        )
-    return named(made, group_ids)
+                request, response = _call(call, at)
+                pictures = (
+                    _media(request, known, at) if own is None else as_list(own[c], f"{at}: media")
+                )
+                records += _records(request, response, c, pictures, at)
+                asked.append(kept_as_json(_sampling(request, at)))
+        if options.get("sampling") is not None or not any(asked):
+            return records, {}
+        if any(a != asked[0] for a in asked):
+            return records, {"metadata": {KEY: kept_as_json({"sampling": asked})}}
+        return records, {"sampling": {**asked[0], "logprobs": LOGPROB_KINDS[logprobs_mode]}}
+
+    names = [f"episodes[{i}]" for i in range(len(given))]
+    return named(read_episodes(names, read, processor, options), group_ids)
 
 
 def _call(given: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,51 +119,36 @@ def _call(given: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _records(
-    request: dict[str, Any],
-    response: dict[str, Any],
-    number: int,
-    pictures: list[Any] | None,
-    known: Mapping[str, Any],
-    where: str,
+    request: dict[str, Any], response: dict[str, Any], number: int, media: list[Any], where: str
 ) -> list[Record]:
     """A record per choice."""
-    params = _fields_or_none(request.get("sampling_params"), f"{where}.request.sampling_params")
+    params = part_of(request, "sampling_params", f"{where}.request")
     start = request.get("routed_experts_prompt_start", params.get("routed_experts_prompt_start"))
-    usage = _fields_or_none(response.get("usage"), f"{where}.response.usage")
-    details = _fields_or_none(usage.get("prompt_tokens_details"), f"{where}.response.usage")
-    media = pictures if pictures is not None else _media(request, known, where)
+    usage = part_of(response, "usage", f"{where}.response")
+    cached = part_of(usage, "prompt_tokens_details", f"{where}.response.usage")
     out = []
     for k, given in enumerate(response["choices"]):
         at = f"{where}.choices[{k}]"
         choice = fields_of(given, at)
-        prompt = _prompt(request, response, choice)
-        ids = choice.get("token_ids")
-        if prompt is None or ids is None:
-            part = "prompt_token_ids" if prompt is None else "token_ids"
-            raise ArgumentError(f"{at} has no {part}. Fix: {_ASK}")
+        choice["prompt_token_ids"] = _prompt(request, response, choice)
+        needed = ("prompt_token_ids", "token_ids")
+        fields_of(choice, at, needed, "ask for return_token_ids=True")
         out.append(
             Record(
-                prompt,
-                ids,
-                None,
-                media,
-                _logprobs(choice.get("logprobs"), list(ids), at),
-                _versions(choice.get("weight_versions"), at),
-                kept_ids=choice.get("sampling_mask"),
+                **renamed(choice, FIELDS),
+                media=media,
+                logprobs=_logprobs(choice.get("logprobs"), list(choice["token_ids"]), at),
+                policy_versions=_versions(choice.get("weight_versions"), at),
                 routed_experts=_routes(choice.get("routed_experts"), at),
                 routes_start=start or 0,
-                finish_reason=_finish(choice.get("finish_reason"), at),
-                prefix_cached_tokens=details.get("cached_tokens"),
+                finish_reason=finish_of(choice.get("finish_reason"), at),
+                prefix_cached_tokens=cached.get("cached_tokens"),
                 source=_source(request),
                 request=number,
                 metadata=_about(response, choice),
             )
         )
     return out
-
-
-def _fields_or_none(given: Any, where: str) -> dict[str, Any]:
-    return {} if given is None else fields_of(given, where)
 
 
 def _prompt(request: dict[str, Any], response: dict[str, Any], choice: dict[str, Any]) -> Any:
@@ -198,7 +180,7 @@ def _logprobs(given: Any, ids: list[int], where: str) -> Any:
             f"{where} has {len(ids)} token_ids and {len(tokens)} logprobs. Fix: pass the whole choice"
         )
     for at, (own, token) in enumerate(zip(ids, tokens, strict=True)):
-        named_as = _TOKEN.fullmatch(str(token.get("token")))
+        named_as = TOKEN.fullmatch(str(token.get("token")))
         own_id = token.get("token_id", int(named_as[1]) if named_as else None)
         if own_id is not None and own_id != own:
             raise ArgumentError(
@@ -206,13 +188,18 @@ def _logprobs(given: Any, ids: list[int], where: str) -> Any:
                 "Fix: pass the whole choice"
             )
     values = [t.get("logprob") for t in tokens]
-    for at, value in enumerate(values):
+    check_known(values, where)
+    return values
+
+
+def check_known(logprobs: Sequence[Any], where: str) -> None:
+    """Raise ArgumentError for a sampled token that the server has no logprob of."""
+    for at, value in enumerate(logprobs):
         if value is None or not NO_LOGPROB < value < math.inf:
             raise ArgumentError(
                 f"{where}: sampled token {at} has no logprob, the server wrote {value}. "
                 "Fix: drop the choice; its logprob was −inf or NaN"
             )
-    return values
 
 
 def _versions(given: Any, where: str) -> list[tuple[Any, Any, Any]] | None:
@@ -226,13 +213,6 @@ def _versions(given: Any, where: str) -> list[tuple[Any, Any, Any]] | None:
 def _routes(given: Any, where: str) -> Any:
     """[n, layers, k]: an array, or base64 of a `.npy` file, which holds all but the last token's."""
     return npy_rows(given, where) if isinstance(given, str) else given
-
-
-def _finish(reason: Any, where: str) -> str | None:
-    if reason is None or (isinstance(reason, str) and reason in FINISH):
-        return None if reason is None else FINISH[reason]
-    what = f"{reason!r:.40}" if isinstance(reason, str) else kind_of(reason)
-    raise ArgumentError(f"{where} has finish_reason {what}. Fix: use one of {', '.join(FINISH)}")
 
 
 def _media(request: dict[str, Any], known: Mapping[str, Any], where: str) -> list[Any]:
@@ -249,7 +229,7 @@ def _media(request: dict[str, Any], known: Mapping[str, Any], where: str) -> lis
     urls = [
         url
         for m, message in enumerate(request.get("messages") or ())
-        for url in _urls(message, f"{where}.request.messages[{m}]")
+        for url in urls_of(message, f"{where}.request.messages[{m}]")
     ]
     return [url if is_data_url(url) else _known(url, known, where) for url in urls]
 
@@ -263,18 +243,6 @@ def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
     return known[name]
 
 
-def _urls(message: Any, where: str) -> list[str]:
-    content = fields_of(message, where).get("content")
-    out = []
-    for part in content if isinstance(content, list | tuple) else ():
-        fields = fields_of(part, f"{where}.content")
-        kind = fields.get("type")
-        if kind in ("image_url", "video_url"):
-            url = fields[kind]
-            out.append(str(url if isinstance(url, str) else fields_of(url, where).get("url")))
-    return out
-
-
 def _source(request: dict[str, Any]) -> str:
     """Who wrote what is new: the roles behind the last answer."""
     roles: list[str] = []
@@ -284,8 +252,8 @@ def _source(request: dict[str, Any]) -> str:
     return source_of(roles) if roles else "environment"
 
 
-def _sampling(request: dict[str, Any]) -> dict[str, Any]:
-    params = _fields_or_none(request.get("sampling_params"), "to_trajectories: sampling_params")
+def _sampling(request: dict[str, Any], where: str) -> dict[str, Any]:
+    params = part_of(request, "sampling_params", f"{where}.request")
     found = {n: request.get(n, params.get(n)) for n in SAMPLING_NAMES}
     return {n: v for n, v in found.items() if v is not None}
 

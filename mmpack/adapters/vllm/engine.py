@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,100 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
-from mmpack.adapters.vllm.cache import item_of
 from mmpack.adapters.vllm.engine_inputs import from_samples
-from mmpack.adapters.vllm.kept import EVERY_ID, PROCESSED, asked_logprobs
-from mmpack.adapters.vllm.samples import to_samples
-from mmpack.adapters.vllm.weights import engine_checksums
-from mmpack.errors import ArgumentError, BackendError, check_flag, require
+from mmpack.adapters.vllm.samples import EVERY_ID, PROCESSED, asked_logprobs, item_of, to_samples
+from mmpack.errors import ArgumentError, BackendError, ModelError, check_flag, require
 from mmpack.families import family_of_config
 from mmpack.processors.messages import parts_of
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import Sample
 from mmpack.video.hand_over import hf_metadata
+
+# ---- are the engine's weights the trainer's? --------------------------------------------------------
+
+
+def weight_checksums(
+    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None
+) -> dict[str, str]:
+    """sha256 hex of each tensor's shape and values, by name; −0 counts as 0.
+
+    Args: `tensors`: `model.state_dict().items()`, of 32 bits or fewer. `dtype`: cast to it first, as an engine of that
+    dtype does.
+    """
+    return {name: _digest(tensor, dtype) for name, tensor in tensors}
+
+
+def unlike_weights(trainer: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
+    """Names whose checksums differ, or that only one side has, in the trainer's order.
+
+    Example:
+        >>> from mmpack.adapters.vllm import unlike_weights
+        >>> unlike_weights({"a": "1f", "b": "2e"}, {"a": "1f", "b": "3d", "c": "4c"})
+        ['b', 'c']
+    """
+    names = dict.fromkeys([*trainer, *engine])
+    return [name for name in names if trainer.get(name) != engine.get(name)]
+
+
+def engine_checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """`weight_checksums` of what a vLLM model computes with, under the names of `shapes` (the trainer's).
+
+    Raises: ModelError if a tensor has no place in the engine, or another size there (a tensor-parallel shard).
+    """
+    fused: dict[str, list[tuple[int, str]]] = {}
+    for name in shapes:
+        place, rank = _place(model, name)
+        fused.setdefault(place, []).append((rank, name))
+    out = {}
+    for place, members in fused.items():
+        whole = _read(model, place)
+        names = [name for _, name in sorted(members)]
+        rows = [shapes[name][0] for name in names]
+        if tuple(whole.shape) != (sum(rows), *shapes[names[0]][1:]):
+            raise ModelError(
+                f"engine_checksums: {place} has shape {list(whole.shape)}, expected "
+                f"{sum(rows)} rows of {names[0]}. Fix: use an engine with tensor_parallel_size=1"
+            )
+        for name, part in zip(names, whole.split(rows), strict=True):
+            out[name] = _digest(part)
+    return {name: out[name] for name in shapes}
+
+
+def _place(model: Any, name: str) -> tuple[str, int]:
+    """The engine's name of a tensor, and its rank among those fused into it, by the model's own tables."""
+    mapped = model.hf_to_vllm_mapper.map_name(name)
+    for whole, parts in model.packed_modules_mapping.items():
+        for rank, part in enumerate(parts):
+            if f".{part}." in mapped and part != whole:
+                return mapped.replace(f".{part}.", f".{whole}."), rank
+    return mapped, 0
+
+
+@torch.no_grad()
+def _read(model: Any, place: str) -> torch.Tensor:
+    owner, _, leaf = place.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+        tensor: torch.Tensor = getattr(module, leaf).detach()
+    except AttributeError:
+        raise ModelError(
+            f"engine_checksums: {place} is not in the engine. Fix: pass a model of the same architecture"
+        ) from None
+    if leaf != "weight" or not hasattr(module, "cpu_linear"):
+        return tensor
+    columns = tensor.shape[1] if tensor.ndim == 2 else module.input_size_per_partition
+    identity = torch.eye(columns, dtype=tensor.dtype, device=tensor.device)
+    product: torch.Tensor = module.quant_method.apply(module, identity, None)
+    return product.T
+
+
+def _digest(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
+    values = tensor.detach().to("cpu", dtype or tensor.dtype).float().contiguous() + 0.0
+    digest = hashlib.sha256(f"{tuple(values.shape)}\0".encode())
+    digest.update(values.numpy().data)
+    return digest.hexdigest()
+
 
 POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions, where a family has more than one
 RAW = "raw_logprobs"

@@ -14,12 +14,14 @@ from typing import Any
 from mmpack.adapters.checks import check_each, check_groups, is_list
 from mmpack.adapters.engine_routes import npy_rows
 from mmpack.adapters.rendered import MediaStore, RenderedMedia, rendered_sample
-from mmpack.adapters.vllm.calls import NO_LOGPROB
-from mmpack.adapters.vllm.completions import LOGPROB_KINDS, sample_of
+from mmpack.adapters.vllm.calls import LOGPROB_KINDS, NO_LOGPROB, check_known
 from mmpack.adapters.vllm.engine_inputs import from_samples
+from mmpack.adapters.vllm.samples import sample_of
 from mmpack.errors import ArgumentError, kind_of, require
 from mmpack.layout.names import numbered_in_groups
+from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.wrap import Processor
+from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
 _ROOM = "vllm.entrypoints.scale_out.token_in_token_out"
@@ -98,11 +100,13 @@ def from_generate(
             prompt_token_ids=request.token_ids,
             num_cached_tokens=usage.cached_tokens if usage else None,
         )
+        media: dict[str, list[Medium]] = {}
+        for medium in occurring_media(prompt):
+            media.setdefault(medium.modality, []).append(medium)
         out += [
             sample_of(
-                *(at, "", prompt.group_id, output, _completion(choice, at)),
-                *(prompt.media, prompt.modality_spans, None, processor.settings),
-                *(request.sampling_params, logprobs_mode, processor.tokenizer, engine),
+                *(at, "", prompt.group_id, output, _completion(choice, at), media, None),
+                *(processor, request.sampling_params, logprobs_mode, engine),
             )
             for choice in answer.choices
         ]
@@ -191,11 +195,7 @@ def _media(features: Any, where: str) -> RenderedMedia:
         items[modality] = [
             None if text is None else _decoded(decode, text, where) for text in encoded
         ]
-    ranges = {
-        modality: [(place.offset, place.length) for place in places]
-        for modality, places in features.mm_placeholders.items()
-    }
-    return RenderedMedia(features.mm_hashes, ranges, items)
+    return RenderedMedia.of(features.mm_hashes, features.mm_placeholders, items)
 
 
 def _decoded(decode: Any, text: str, where: str) -> dict[str, Any]:
@@ -234,12 +234,7 @@ def _logprobs(choice: Any, where: str) -> list[dict[int, SimpleNamespace]] | Non
             f"{where}: {len(steps)} logprobs for {len(choice.token_ids or [])} sampled tokens. "
             "Fix: pass the response as the server sent it"
         )
-    for n, step in enumerate(steps):
-        if not NO_LOGPROB < step.logprob < math.inf:
-            raise ArgumentError(
-                f"{where}: sampled token {n} has no logprob, the server wrote {step.logprob}. "
-                "Fix: drop the sample; its logprob was −inf or NaN"
-            )
+    check_known([step.logprob for step in steps], where)
     return [
         {
             entry.token_id: SimpleNamespace(

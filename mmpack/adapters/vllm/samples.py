@@ -12,19 +12,157 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmpack.adapters.engine_routes import routes_of_rows
 from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_medium
-from mmpack.adapters.rendered import MediaStore, processed_medium
-from mmpack.adapters.vllm.cache import item_of, items_of
-from mmpack.adapters.vllm.completions import LOGPROB_KINDS, sample_of
-from mmpack.errors import ArgumentError
+from mmpack.adapters.rendered import MediaStore, kept_lists, processed_medium
+from mmpack.adapters.row_sample import continued_positions, row_sample
+from mmpack.adapters.vllm.calls import LOGPROB_KINDS
+from mmpack.errors import ArgumentError, BackendError
 from mmpack.layout.fingerprint import content_hash
-from mmpack.layout.names import numbered_in_groups
-from mmpack.layout.occurrences import Placed, spans_of
+from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import ModalitySpan
+from mmpack.schema.spans import PolicyVersion
+
+# ---- what vLLM's cache leaves out of an input -------------------------------------------------------
+
+FIX = "pass cached=cached_media(llm), or inputs of render_cmpl(prompts, skip_mm_cache=True)"
+
+
+def cached_media(llm: Any) -> Mapping[str, Any]:
+    """The processed media that a `vllm.LLM` keeps, by vLLM's hash: `cached=` of `to_samples`. They are not copied.
+
+    Raises: BackendError where the engine runs in a process of its own, or keeps its media in shared memory.
+    """
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if core is None:
+        raise BackendError(
+            "cached_media: the engine, and its cache of media, run in another process. "
+            "Fix: set VLLM_ENABLE_V1_MULTIPROCESSING=0, or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
+        )
+    config = llm.model_config.multimodal_config
+    if core.mm_receiver_cache is None and config.mm_processor_cache_gb > 0:
+        raise BackendError(
+            f"cached_media: mm_processor_cache_type is {config.mm_processor_cache_type!r}. "
+            "Fix: use 'lru', or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
+        )
+    # a view: get_and_update_item would count as a use, and the renderer's own cache not know of it
+    return {} if core.mm_receiver_cache is None else dict(core.mm_receiver_cache._cache.cache)
+
+
+def items_of(inputs: Sequence[Any], cached: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every processed medium that is known of, by its hash: those kept, and those of the inputs themselves."""
+    own = {
+        digest: item
+        for given in inputs
+        for modality, items in given.get("mm_kwargs", {}).items()
+        for digest, item in zip(given["mm_hashes"][modality], items, strict=True)
+        if whole(modality, item)
+    }
+    return {**cached, **own}
+
+
+def whole(modality: str, item: Any) -> bool:
+    """Whether an item has its data. Of media that came before it is None, or an address in shared memory."""
+    return item is not None and GRIDS[modality] in item
+
+
+def item_of(given: Any, modality: str, k: int, known: Mapping[str, Any], where: str) -> Any:
+    """Medium `k` of an engine input, or the one kept under its hash. Raises: ArgumentError where there is none."""
+    item = given["mm_kwargs"][modality][k]
+    if not whole(modality, item):
+        item = known.get(given["mm_hashes"][modality][k])
+    if item is None:
+        raise ArgumentError(
+            f"{where}: {modality} {k} of an input has no pixels: they stayed in vLLM's cache. Fix: {FIX}"
+        )
+    return item
+
+
+# ---- kept ids ---------------------------------------------------------------------------------------
+
+PROCESSED = "processed_logprobs"
+EVERY_ID = -1  # of SamplingParams.logprobs
+TIES = 64  # more ids than top_k are asked for: ids that tie with the last are kept too
+# settings that move logits, and the value that leaves them alone: no softmax over the kept ids gives their logprobs
+_MOVES = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+}
+# of one sampled token: ids, their logprobs and ranks
+Step = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def kept_ids(
+    completion: Any, steps: Sequence[Step] | None, params: Any, logprobs_mode: str, where: str
+) -> Ragged | None:
+    """A list per token of `completion`, or None where the engine was not asked for them, or nothing was taken out.
+
+    Args: `steps`: the completion's logprobs. `logprobs_mode`: the engine's.
+
+    Raises: ArgumentError where logprobs are raw, so not those of the kept ids; where penalties or biases moved the
+    logits; and where more ids may have been kept than were asked for.
+    """
+    mask = completion.sampling_mask
+    if mask is None and not (_filtered(params) and _asked_for_all(params, logprobs_mode)):
+        return None
+    check_unmoved(params, where)
+    if mask is not None:
+        kind = {"logprobs": "processed" if logprobs_mode == PROCESSED else "raw"}
+        return kept_lists(mask.token_ids, len(completion.token_ids), kind, where)
+    return _finite(steps, params, where)
+
+
+def check_unmoved(params: Any, where: str) -> None:
+    """Raise ArgumentError if penalties or biases moved the logits. `params`: SamplingParams."""
+    moved = [name for name, off in _MOVES.items() if (getattr(params, name, None) or off) != off]
+    if moved:
+        raise ArgumentError(
+            f"{where} was sampled with {moved[0]}={getattr(params, moved[0])}, so its logprobs are not a "
+            f"softmax over its kept ids. Fix: sample without {moved[0]}"
+        )
+
+
+def asked_logprobs(top_k: int, vocabulary: int, every_id: bool) -> int:
+    """`SamplingParams.logprobs` from which kept ids can be read.
+
+    Every id, or, where `top_k` bounds them, that many and some that may tie. `every_id`: even then; in 16 bits any
+    number of ids may tie.
+    """
+    bounded = 0 < top_k < vocabulary - TIES and not every_id
+    return top_k + TIES if bounded else EVERY_ID
+
+
+def _filtered(params: Any) -> bool:
+    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return bool(cut and params.temperature > 0)
+
+
+def _asked_for_all(params: Any, logprobs_mode: str) -> bool:
+    if logprobs_mode != PROCESSED or params.logprobs is None:
+        return False
+    return bool(params.logprobs == EVERY_ID or params.logprobs > params.top_k > 0)
+
+
+def _finite(steps: Sequence[Step] | None, params: Any, where: str) -> Ragged:
+    """The ids of finite logprobs. They are all if every id was asked for, or if one that is not kept came too."""
+    if steps is None:
+        return Ragged.empty(0)
+    lists = []
+    for n, (ids, logprobs, _) in enumerate(steps):
+        kept = np.isfinite(logprobs)
+        if kept.all() and params.logprobs != EVERY_ID:
+            raise ArgumentError(
+                f"{where}, token {n}: all of the {params.logprobs} likeliest ids are kept, and more may be. "
+                f"Fix: use SamplingParams(logprobs={EVERY_ID})"
+            )
+        lists.append(np.unique(ids[kept]))
+    return Ragged.of(lists)
 
 
 def to_samples(
@@ -88,7 +226,6 @@ def to_samples(
             "Fix: pass one of each per output"
         )
     known = items_of(inputs, cached or {})
-    settings = processor.settings
     sample_ids = iter(
         numbered_in_groups(
             [g for g, output in zip(groups, outputs, strict=True) for _ in output.outputs]
@@ -98,12 +235,12 @@ def to_samples(
     for output, given, own, params, group, place in zip(
         outputs, inputs, handed, per_output, groups, places, strict=True
     ):
-        found, spans = _media(given, own, known, processor, settings, store)
+        found = _media(given, own, known, processor, store)
         out += [
             sample_of(
                 f"to_samples: {name!r:.60}",
-                *(name, group, output, completion, found, spans),
-                *(place, settings, params, logprobs_mode, processor.tokenizer, engine),
+                *(name, group, output, completion, found, place),
+                *(processor, params, logprobs_mode, engine),
             )
             for completion, name in zip(output.outputs, sample_ids, strict=False)
         ]
@@ -115,41 +252,29 @@ def _media(
     own: Mapping[str, Any],
     known: Mapping[str, Any],
     processor: Processor,
-    settings: dict[str, Any],
     store: MediaStore | None,
-) -> tuple[list[Medium], list[ModalitySpan]]:
-    """The distinct media of an engine input in order of appearance, and the spans of their placeholders."""
-    if given["type"] != "multimodal":
-        return [], []
-    found: list[Placed] = []
-    for modality, ranges in given["mm_placeholders"].items():
+) -> dict[str, list[Medium]]:
+    """The media of an engine input by modality, in order of appearance."""
+    out: dict[str, list[Medium]] = {}
+    for modality, hashes in given["mm_hashes"].items() if given["type"] == "multimodal" else ():
         handed = own.get(modality)
-        handed = handed if isinstance(handed, list) else [handed] * len(ranges)
-        for k, where in enumerate(ranges):
-            digest = given["mm_hashes"][modality][k]
+        handed = handed if isinstance(handed, list) else [handed] * len(hashes)
+        for k, digest in enumerate(hashes):
             medium = None if store is None else store.medium(digest)
             if medium is None:
                 item = item_of(given, modality, k, known, "to_samples")
-                medium = _medium(modality, item, digest, handed[k], processor, settings)
+                medium = _medium(modality, item, digest, handed[k], processor)
                 medium = medium if store is None else store.add(digest, medium)
-            ranges_of = where.extract_embeds_range()  # inclusive of the last index
-            found.append((medium, [(int(a), int(b) + 1) for a, b in ranges_of]))
-    found.sort(key=lambda placed: placed[1][0])
-    return spans_of(found, processor.family)
+            out.setdefault(modality, []).append(medium)
+    return out
 
 
-def _medium(
-    modality: str,
-    item: Any,
-    digest: str,
-    handed: Any,
-    processor: Processor,
-    settings: dict[str, Any],
-) -> Medium:
+def _medium(modality: str, item: Any, digest: str, handed: Any, processor: Processor) -> Medium:
     if handed is None:
         made = {name: element.data.clone() for name, element in item.items()}  # may lie in a cache
         return processed_medium("to_samples", modality, made, digest, processor.family)
     known: dict[str, Any]
+    settings = processor.settings
     if modality == "image":
         pixels, known = processor.rgb_pixels(handed, "to_samples")
         content = content_hash(modality, pixels)
@@ -182,3 +307,103 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
         mean, std = (torch.tensor(part[name])[:, None] for name in ("image_mean", "image_std"))
         values = (values - mean) / std
     return values.flatten(1).numpy()
+
+
+# ---- one completion ---------------------------------------------------------------------------------
+
+_FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def sample_of(
+    where: str,
+    sample_id: str,
+    group_id: str,
+    output: Any,
+    completion: Any,
+    media: dict[str, list[Medium]],
+    place: tuple[np.ndarray, int] | None,
+    processor: Processor,
+    params: Any,
+    logprobs_mode: str,
+    engine: dict[str, Any] | None,
+) -> Sample:
+    """A RequestOutput's completion as a sample; `where` is for errors. `media`: of the prompt, by modality, in order.
+
+    Raises: ArgumentError for kept ids that do not fit the logprobs, and for routes of other tokens; LayoutError where
+    the prompt's placeholders and its media differ in number.
+    """
+    response = [int(i) for i in completion.token_ids]
+    start = len(output.prompt_token_ids)
+    ids = np.array([*output.prompt_token_ids, *response], dtype=np.int64)
+    steps = _steps(completion.logprobs)
+    logprobs, likeliest = _logprobs(steps, response)
+    versions = [
+        PolicyVersion(start + span.start, start + span.end, span.version)
+        for span in completion.weight_versions or ()
+    ]
+    about = {
+        "request_id": output.request_id,
+        "index": completion.index,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    return row_sample(
+        where,
+        ids,
+        media,
+        np.arange(len(ids)) >= start,
+        processor.family,
+        response_start=start,
+        processor=processor,
+        sample_id=sample_id,
+        group_id=group_id,
+        position_ids=None if place is None else continued_positions(*place, len(ids)),
+        rollout_logprobs=logprobs,
+        kept_ids=kept_ids(completion, steps, params, logprobs_mode, where),
+        sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
+        | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
+        finish_reason=_FINISHED.get(completion.finish_reason),
+        routed_experts=_routes(completion, len(ids), where),
+        policy_versions=versions or None,
+        prefix_cached_tokens=output.num_cached_tokens,
+        metadata={"argmax_ids": likeliest, "engine": {**(engine or {}), **about}},
+    )
+
+
+def _steps(found: Any) -> list[Step] | None:
+    """Ids, logprobs and ranks of each step, of dicts of Logprob or of vLLM's FlatLogprobs."""
+    if found is None:
+        return None
+    if hasattr(found, "start_indices"):  # item by item it would make an object of each id
+        columns = (found.token_ids, found.logprobs, found.ranks)
+        ids, logprobs, ranks = (np.asarray(column) for column in columns)
+        bounds = zip(found.start_indices, found.end_indices, strict=True)
+        return [(ids[a:b], logprobs[a:b], ranks[a:b]) for a, b in bounds]
+    return [
+        (
+            np.fromiter(step, np.int64, len(step)),
+            np.array([of.logprob for of in step.values()]),
+            np.array([of.rank for of in step.values()]),
+        )
+        for step in found
+    ]
+
+
+def _routes(completion: Any, length: int, where: str) -> np.ndarray | None:
+    """Of an engine with `enable_return_routed_experts=True`."""
+    rows = getattr(completion, "routed_experts", None)
+    return None if rows is None else routes_of_rows(rows, length, where)
+
+
+def _logprobs(
+    steps: list[Step] | None, response: list[int]
+) -> tuple[np.ndarray | None, list[int | None] | None]:
+    """float32 [n] of the sampled ids, and the likeliest id of each step where the engine was asked for it."""
+    if steps is None:
+        return None, None
+    sampled, likeliest = [], []
+    for (ids, logprobs, ranks), token in zip(steps, response, strict=True):
+        sampled.append(logprobs[np.flatnonzero(ids == token)[0]])
+        first = np.flatnonzero(ranks == 1)
+        likeliest.append(int(ids[first[0]]) if len(first) else None)
+    return np.array(sampled, dtype=np.float32), likeliest

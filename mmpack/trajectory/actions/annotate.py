@@ -23,8 +23,7 @@ from mmpack.trajectory.actions.find import (
     screens_as_written,
 )
 from mmpack.trajectory.actions.formats import Format, get_format
-from mmpack.trajectory.actions.kinds import with_kinds
-from mmpack.trajectory.actions.parts import THINK, written_turns
+from mmpack.trajectory.actions.parts import THINK, with_kinds, written_turns
 
 SCORE_FIELDS = ("rewards", "verifiers")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 
-from mmpack.adapters.transformers.ranks.exchange import Route, exchange
+from mmpack.adapters.transformers.heads import forward_of
 from mmpack.adapters.transformers.ranks.in_step import checked
-from mmpack.adapters.transformers.ranks.sharded import in_forward
-from mmpack.adapters.transformers.ranks.share import Share, agreed, fetch_pixels, planned
 from mmpack.adapters.transformers.tower import (
     Idle,
     encode_media,
@@ -24,12 +25,184 @@ from mmpack.adapters.transformers.tower import (
 from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures, tower_backward
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ArgumentError, ModelError, check_whole, installed_version
+from mmpack.errors import ArgumentError, ModelError, SchemaError, check_whole, installed_version
 from mmpack.families import Family, family_of_config
+from mmpack.layout.fingerprint import media_name
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.calls import NONE, Counts, calls_of, counts_of, most_of
+from mmpack.packing.media import held_pixels
+from mmpack.packing.pixels import as_floats, float_pixels
+from mmpack.planning.media import media_to_ranks
 from mmpack.planning.plan import Plan
+from mmpack.schema.media import Medium
+from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
+
+# ---- tensors from rank to rank ----------------------------------------------------------------------
+
+
+class Route(NamedTuple):
+    """A tensor of `shape` that one rank of the group has and another needs."""
+
+    source: int
+    target: int
+    shape: tuple[int, ...]
+
+
+def exchange(
+    routes: Sequence[Route],
+    own: Mapping[int, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Any = None,
+) -> dict[int, Tensor]:
+    """What the routes bring to this rank, by their numbers. A route that ends where it begins costs nothing.
+
+    Args: `routes`: the same on all ranks. `own`: the tensors of those that begin here. `dtype`: of all of them.
+    Every rank of the group takes part, unless no route leaves its rank.
+    """
+    rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
+    here = {n: own[n] for n, r in enumerate(routes) if r.source == r.target == rank}
+    if all(r.source == r.target for r in routes):
+        return here
+    width = torch.empty(0, dtype=dtype).element_size()
+    leaving = [
+        [n for n, r in enumerate(routes) if (r.source, r.target) == (rank, t)] for t in range(ranks)
+    ]
+    coming = [
+        [n for n, r in enumerate(routes) if (r.source, r.target) == (s, rank)] for s in range(ranks)
+    ]
+    leaving[rank] = coming[rank] = []
+    sizes = [width * math.prod(r.shape) for r in routes]
+    numbers = [n for to in leaving for n in to]
+    flat = [own[n].detach().to(device, dtype).reshape(-1) for n in numbers]
+    sent = torch.cat([torch.empty(0, dtype=dtype, device=device), *flat]).view(torch.uint8)
+    bytes_in = [sum(sizes[n] for n in some) for some in coming]
+    got = torch.empty(sum(bytes_in), dtype=torch.uint8, device=device)
+    distributed.all_to_all_single(
+        got, sent, bytes_in, [sum(sizes[n] for n in to) for to in leaving], group=group
+    )
+    arrived = [n for some in coming for n in some]
+    parts = got.split([sizes[n] for n in arrived])
+    return here | {
+        n: part.view(dtype).view(routes[n].shape) for n, part in zip(arrived, parts, strict=True)
+    }
+
+
+# ---- which rank needs, encodes and has each medium --------------------------------------------------
+
+Pixels = Callable[[], Tensor]  # float pixels of one medium
+
+
+@dataclass
+class Share:
+    """Each distinct medium of a step, in one order on all ranks."""
+
+    names: list[str]
+    media: list[Medium]
+    users: list[list[int]]  # ranks whose packs have it, ascending
+    encoders: list[int]
+    pixels: dict[str, Pixels]  # by name: of those that this rank has, or that it encodes
+
+    def of(self, rank: int) -> list[int]:
+        """The media that a rank encodes."""
+        return [i for i, encoder in enumerate(self.encoders) if encoder == rank]
+
+
+def planned(
+    plan: Plan, samples: Sequence[Sample], store: Mapping[str, Any] | None, group: Any
+) -> Share:
+    """From a plan of all ranks' samples: nobody is asked. Pixels are this rank's own samples', or the store's."""
+    holders: dict[str, tuple[Medium, Sample]] = {}
+    users: dict[str, set[int]] = {}
+    for rank, bins in enumerate(plan.ranks):
+        for sample in (samples[i] for b in bins for i in plan.bins[b]):
+            for medium in sample.media:
+                name = media_name(medium)
+                first = holders.setdefault(name, (medium, sample))
+                if first[0].pixel_values is None and medium.pixel_values is not None:
+                    holders[name] = medium, sample
+                users.setdefault(name, set()).add(rank)
+
+    def getter(medium: Medium, sample: Sample) -> Pixels:
+        def get() -> Tensor:
+            (pixels,) = held_pixels([medium], "encode_together", store)
+            return as_floats(pixels, medium.modality, sample.processor)
+
+        return get
+
+    media = {name: medium for name, (medium, _) in holders.items()}
+    pixels = {name: getter(*both) for name, both in holders.items()}
+    return _assigned(media, users, pixels, group)
+
+
+def agreed(packs: Sequence[PackedBatch], group: Any) -> tuple[Share, dict[str, list[int]]]:
+    """From this rank's packs and what the others say of theirs; also the ranks that have the pixels of each medium."""
+    pixels: dict[str, Pixels] = {}
+    own: dict[str, tuple[Medium, bool]] = {}
+    for pack in packs:
+        for i, name in enumerate(media_names(pack)):
+            medium = pack.media[i]
+            held = medium.pixel_values is not None
+            bare = dataclasses.replace(medium, pixel_values=None)
+            own[name] = bare, held or own.get(name, (bare, False))[1]
+            if held:
+                pixels.setdefault(name, lambda pack=pack, i=i: float_pixels(pack, [i]))  # type: ignore[misc]
+    found: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, own, group=group)
+    media: dict[str, Medium] = {}
+    users: dict[str, set[int]] = {}
+    holders: dict[str, list[int]] = {}
+    for rank, theirs in enumerate(found):
+        for name, (medium, held) in theirs.items():
+            media.setdefault(name, medium)
+            users.setdefault(name, set()).add(rank)
+            holders.setdefault(name, []).extend([rank] if held else [])
+    for name, ranks in holders.items():
+        if not ranks:
+            problem = Problem(
+                "MM404", media[name].media_id, "pixel_values", "is missing on all ranks"
+            )
+            raise SchemaError([problem], "encode_together")
+    return _assigned(media, users, pixels, group), holders
+
+
+def fetch_pixels(
+    share: Share, holders: Mapping[str, list[int]], family: Family, device: torch.device, group: Any
+) -> None:
+    """Bring pixels to the ranks that encode them and don't have them: from the first that has."""
+    routes: list[Route] = []
+    own: dict[int, Tensor] = {}
+    rank = distributed.get_rank(group)
+    moved = []
+    for i, name in enumerate(share.names):
+        if share.encoders[i] in holders[name]:
+            continue
+        medium, source = share.media[i], holders[name][0]
+        if source == rank:
+            own[len(routes)] = share.pixels[name]()
+        shape = family.pixel_shape(medium.grid_thw, medium.modality)
+        routes.append(Route(source, share.encoders[i], shape))
+        moved.append(name)
+    got = exchange(routes, own, torch.float32, device, group)
+    for n, pixels in got.items():
+        share.pixels[moved[n]] = lambda pixels=pixels: pixels  # type: ignore[misc]
+
+
+def _assigned(
+    media: dict[str, Medium], users: dict[str, set[int]], pixels: dict[str, Pixels], group: Any
+) -> Share:
+    names = sorted(media)
+    encoders = media_to_ranks(
+        [media[n].num_patches for n in names],
+        [media[n].num_tokens for n in names],
+        [users[n] for n in names],
+        distributed.get_world_size(group),
+    )
+    return Share(
+        names, [media[n] for n in names], [sorted(users[n]) for n in names], encoders, pixels
+    )
+
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -273,3 +446,49 @@ def _refuse(
                 "encode_together: the tower is sharded (FSDP2), and all ranks must call it equally often. "
                 "Fix: leave out max_patches"
             )
+
+
+# ---- a tower that FSDP2 shards ----------------------------------------------------------------------
+
+
+def in_forward(model: Any, tower: Tower, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """What `run` returns, by the forward of the outermost FSDP2 module around the tower; without one, as it is.
+
+    FSDP2 gathers weights before that module's forward, and before the backward of what it returns.
+    """
+    root = _root(model, tower)
+    if root is None:
+        return run()
+    dtypes: list[torch.dtype] = []
+
+    def forward(_: None) -> list[Tensor]:
+        made = run()
+        dtypes.extend(x.dtype for x in made)
+        return [_uncast(x) for x in made]
+
+    with forward_of(root, forward):
+        out = root(None)  # without an argument, FSDP2 of torch 2.11 raises on a GPU
+    return [_as_before(x, dtype) for x, dtype in zip(out, dtypes, strict=True)]
+
+
+def _root(model: Any, tower: Tower) -> Any:
+    if not torch.distributed.is_available():
+        return None
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        inside: Any = module
+        if isinstance(module, FSDPModule) and any(tower.modules[0] is m for m in inside.modules()):
+            return module
+    return None
+
+
+def _uncast(x: Tensor) -> Tensor:
+    """A policy's output_dtype casts real numbers: float32 [tokens, H] passes as complex ones, if H is even. No view."""
+    if x.dtype != torch.float32 or x.shape[-1] % 2:
+        return x.clone()
+    return torch.complex(x[..., ::2], x[..., 1::2])
+
+
+def _as_before(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.view_as_real(x).flatten(-2) if x.is_complex() else x.to(dtype)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 
-from mmpack.adapters.transformers.inputs import refuse_other_batch
+from mmpack.adapters.transformers.inputs import packs_of
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError
 from mmpack.families import family_of_config
-from mmpack.packing.batch import Batch, PackedBatch
+from mmpack.packing.batch import PackedBatch
 from mmpack.packing.calls import Counts, calls_of, counts_of
 from mmpack.packing.idle import idle_batch
 
@@ -64,18 +64,8 @@ def in_step(
 
 
 def checked(packs: Any, whole: Any, what: str, pixels: bool = True) -> list[PackedBatch]:
-    """`packs`, a new list of them; `pixels`: they have some. Raises: ArgumentError, ModelError, SchemaError."""
-    if isinstance(packs, Batch) or not isinstance(packs, Iterable):
-        raise ArgumentError(
-            f"{what}: packs is {kind_of(packs)}. Fix: pass a list of batches that mp.pack made"
-        )
-    packs = list(packs)
-    for pack in packs:
-        if not isinstance(pack, PackedBatch):
-            raise ArgumentError(
-                f"{what}: packs has a {type(pack).__name__}. Fix: pass batches that mp.pack made"
-            )
-        refuse_other_batch(pack, whole, what, pixels)
+    """`packs_of`, where there is a process group. Raises: ArgumentError, ModelError, SchemaError."""
+    packs = packs_of(packs, whole, what, pixels)
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ArgumentError(
             f"{what}: torch.distributed has no process group. "

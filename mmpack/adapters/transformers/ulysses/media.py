@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmpack.adapters.transformers.media_inputs import Encoded, with_audio, zero_of
+from mmpack.adapters.transformers.media_inputs import Encoded, encoder_outputs, zero_of
 from mmpack.adapters.transformers.tower import (
     Features,
     Idle,
-    encode_media,
+    encode_some,
     has_sharded_tower,
     media_names,
     tower_and_projector,
@@ -29,7 +29,6 @@ from mmpack.families import Family
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.calls import NONE, Counts, calls_of, counts_of, most_of
-from mmpack.packing.pixels import float_pixels
 
 
 def split_inputs(
@@ -71,11 +70,7 @@ def split_inputs(
             seen = [batch.media[i] for i in mine]
             levels[0] = levels[0] + zero_of(model, joined, idle, levels[0], seen)
         outputs[label] = _encoded_rows(batch, split, levels, own, owner, chosen, family)
-    sounds = outputs.pop("audio", None)
-    if family.audio is None:
-        return {"mm_encoder_outputs": outputs}
-    embeds = with_audio(model, family, ids, () if sounds is None else sounds.pooler_output)
-    return {"mm_encoder_outputs": outputs, "inputs_embeds": embeds}
+    return encoder_outputs(model, family, ids, outputs)
 
 
 def share_media(patches: Sequence[int], ranks: int) -> np.ndarray:
@@ -118,20 +113,12 @@ def _encoded(
     idle: Idle,
 ) -> list[Levels]:
     """Features of `mine`; `idle` gets what is missing of its runs."""
-    family = batch.family_of()
     batch.stats["patches_encoded"] = 0
 
     def encode(places: list[int], idle: Idle | None = None) -> list[Levels]:
         own = [mine[i] for i in places]
         batch.stats["patches_encoded"] += sum(batch.media[i].num_patches for i in own)
-        return encode_media(
-            model,
-            family,
-            [batch.media[i] for i in own],
-            lambda chosen: float_pixels(batch, [own[i] for i in chosen]),
-            max_patches,
-            idle,
-        )
+        return encode_some(model, batch, own, max_patches, idle)
 
     if features is None:
         made = encode(list(range(len(mine))), idle)

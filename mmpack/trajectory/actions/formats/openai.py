@@ -11,8 +11,8 @@ from mmpack.errors import check_name
 from mmpack.schema.actions import Action, Text
 from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.specs import Json, Str
+from mmpack.trajectory.actions.formats.base import json_text
 from mmpack.trajectory.actions.formats.qwen import TOOLS, read_call, write_call
-from mmpack.trajectory.actions.formats.writing import json_text
 from mmpack.trajectory.actions.strict_json import read_json
 
 

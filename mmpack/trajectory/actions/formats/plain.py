@@ -6,8 +6,7 @@ import re
 from typing import Any
 
 from mmpack.schema.actions import Action, read_action
-from mmpack.trajectory.actions.formats.base import Call, Format
-from mmpack.trajectory.actions.formats.writing import json_text, plain_numbers
+from mmpack.trajectory.actions.formats.base import Call, Format, json_text, plain_numbers
 from mmpack.trajectory.actions.strict_json import end_of_json
 
 _BEGIN = re.compile(r'\{\s*"kind"\s*:')

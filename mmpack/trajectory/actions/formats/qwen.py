@@ -45,8 +45,7 @@ from mmpack.schema.actions import (
 from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.fields import keep_unknown
 from mmpack.schema.specs import Float, Floats, Json, Spec, Str
-from mmpack.trajectory.actions.formats.base import Call, Format
-from mmpack.trajectory.actions.formats.writing import json_text, plain_numbers
+from mmpack.trajectory.actions.formats.base import Call, Format, json_text, plain_numbers
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = "call"  # in `metadata`: what stands in the call beside its name and arguments
