@@ -24,7 +24,6 @@ from mmpack.parity.causes import (
     structured_pair,
 )
 from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
-from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
@@ -105,14 +104,12 @@ def compare(
     total = len(rollout) if isinstance(rollout, Sized) and not isinstance(rollout, str) else None
     rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     with progress("comparing", total) as done:
-        for item in paired(rollout, train, scored=_DRAWN):
-            if isinstance(item, Alike):
-                tally.alike(item)
-            elif isinstance(item, Missing):
+        for item in paired(rollout, train):
+            if isinstance(item, Missing):
                 tally.unpaired(item, in_memory)
             else:
                 tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
-            done(item.count if isinstance(item, Alike) else 1)
+            done(1)
     return tally.report(require)
 
 
@@ -270,10 +267,6 @@ class _Tally:
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
-    def alike(self, item: Alike) -> None:
-        self.compared += item.count
-        self.lacking.update(dict.fromkeys(self._named(item.lacks), item.count))
-
     def _named(self, lacks: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
         """Each once: parts that `not_compared` has an entry for, and the fields of all others."""
         out: set[tuple[str, str]] = set()
@@ -292,7 +285,8 @@ class _Tally:
                 self.compared += 1
                 self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
                 return
-        self.alike(Alike(1, frozenset(lacking(left, right))))
+        self.compared += 1
+        self.lacking.update(self._named(set(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:
             self._count(ordinal, findings)

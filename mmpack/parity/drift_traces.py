@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,7 +60,7 @@ def trace_drift(
     theirs: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     routes, kept = ComparedRoutes(), ComparedKept()
-    for item in paired(rollout, train, scored=sys.maxsize):
+    for item in paired(rollout, train):
         if not isinstance(item, Matched):
             continue
         given = (train_logprobs or {}).get(item.left.sample_id)

@@ -200,7 +200,7 @@ def _uncovered(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
 
 def _media_notes(a: Medium, b: Medium) -> Iterator[tuple[str, str]]:
-    for name in MEDIA_NOTES:
+    for name in () if a is b else MEDIA_NOTES:
         if not same_value(getattr(a, name), getattr(b, name)):
             yield f"media.{name}", "note"
     if not same_value(a.metadata, b.metadata):

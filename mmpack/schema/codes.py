@@ -6,7 +6,11 @@ MM3xx columns, MM4xx packing, MM5xx what failed in a run. Errors, docs and JSON 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+# what the check of a rule yields: code, field, message, [start, stop) of tokens
+Found = Iterator[tuple[str, str, str, tuple[int, int] | None]]
 
 
 @dataclass(frozen=True)

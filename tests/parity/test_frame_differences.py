@@ -12,10 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.planting.clip import FPS, FRAMES, watched, write_clip
-from test_compare_columnar import assert_same, both_ways
 
 import mmpack as mp
-from mmpack.parity.columnar.steps import Part
 from mmpack.parity.frame_difference import clock
 
 POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
@@ -319,10 +317,7 @@ def test_clock(seconds):
     ]
 
 
-# ---- by columns ----------------------------------------------------------------------------------
-
-
-def test_columns_find_what_samples_show(tmp_path, video):
+def test_any_two_changes(video):
     medium = video.media[0]
     changes = [
         {},
@@ -348,20 +343,9 @@ def test_columns_find_what_samples_show(tmp_path, video):
         for side, fields in ((left, one), (right, two)):
             side.append(changed(video, **fields))
             side[-1].sample_id = f"video-{i}"
-    fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
-    assert {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"} <= set(
-        fast.causes
-    )
-    assert any(f.frames for f in fast.findings)
-    assert_same(fast, slow)
-
-
-def test_equal_videos_are_never_built(tmp_path, video, monkeypatch):
-    monkeypatch.setattr(Part, "samples", lambda part, but: pytest.fail("built"))
-    paths = [tmp_path / f"{name}.parquet" for name in "ab"]
-    for path in paths:
-        mp.write_trace(path, [changed(video)])
-    assert mp.compare(*paths).ok
+    report = mp.compare(left, right, max_findings=10**6)
+    named = {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"}
+    assert named <= set(report.causes) and any(f.frames for f in report.findings)
 
 
 def test_a_report_of_equal_videos_opens_no_file(video, clip):

@@ -23,7 +23,7 @@ OF_MODALITY = {"image": (), "video": VIDEO_FIELDS, "audio": AUDIO_FIELDS}
 
 def same_medium(a: Medium, b: Medium) -> bool:
     """Whether nothing that both sides recorded of a medium differs; names and where it came from don't count."""
-    return (
+    return a is b or (
         a.cache_key == b.cache_key
         and tuple(a.grid_thw) == tuple(b.grid_thw)
         and a.modality == b.modality

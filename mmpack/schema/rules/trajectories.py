@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from mmpack.schema.rules.topic import Found
+from mmpack.schema.codes import Found
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
 from mmpack.schema.turns import span_turns
