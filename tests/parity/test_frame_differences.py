@@ -289,7 +289,7 @@ def test_the_same_frames_of_other_pixels(video):
     ("name", "value", "cause"),
     [
         ("fps", 1.0, "frame_sampling"),
-        ("policy", "another", "frame_sampling"),
+        ("policy", "another", "unknown"),
         ("max_pixels", 1, "max_pixels"),
         ("cap_pixels_per_frame", True, "video_budget"),
         ("patch_size", 1, "unknown"),
@@ -301,6 +301,18 @@ def test_settings_of_equal_frames_that_differ(video, name, value, cause):
     first, causes = found(video, other)
     assert causes == [cause] and first.field == "processor"
     assert f"processor.video.sampling.{name}" in first.evidence
+
+
+def test_another_policy_of_equal_frames_names_no_other_frames(video):
+    """Sizes follow from a policy as well: where only they differ, they are what it did."""
+    medium = video.media[0]
+    t, h, w = medium.grid_thw
+    other = changed(video, grid_thw=(t, h + 2, w))
+    other.processor["video"]["sampling"]["policy"] = "another"
+    _, causes = found(video, other)
+    assert "video_budget" in causes and "frame_sampling" not in causes
+    other.media[0].frame_indices = medium.frame_indices + 1
+    assert "frame_sampling" in found(video, other)[1]
 
 
 @given(st.floats(-1e7, 1e7))
@@ -315,6 +327,12 @@ def test_clock(seconds):
         "60:00.000",
         "0:00.000",
     ]
+
+
+@pytest.mark.parametrize("size", [(0, 64), (64, 0)])
+def test_a_size_without_area_is_compared(video, size):
+    for pair in ((video, changed(video, size=size)), (changed(video, size=size), video)):
+        assert found(*pair)[1] == ["unknown"]
 
 
 def test_any_two_changes(video):

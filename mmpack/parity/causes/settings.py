@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mmpack.parity.causes.pair import Hit, Pair, show
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
+from mmpack.schema.media import Medium
 
 # of the audio part: how an audio is padded and cut before its features are made
 AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
@@ -69,7 +72,10 @@ def setting_hits(pair: Pair) -> list[Hit]:
         return hits or _fingerprints(pair)
     unlike, _ = compare_settings(left, right)
     for path in unlike:
-        of.setdefault("model_family" if hits else _cause(path), []).append(path)
+        cause = "model_family" if hits else _cause(path)
+        if path == f"{SAMPLING}policy" and not hits:
+            cause = _of_policy(pair)
+        of.setdefault(cause, []).append(path)
     return hits + [
         Hit(
             cause=cause,
@@ -80,6 +86,21 @@ def setting_hits(pair: Pair) -> list[Hit]:
         )
         for cause, paths in of.items()
     ]
+
+
+def _of_policy(pair: Pair) -> str:
+    """What another sampling policy did: it chooses frames and sizes, so equal frames show that it was not the frames."""
+    left, right = ([m for m in s.sample.media if m.modality == "video"] for s in pair.sides)
+    videos = list(zip(left, right, strict=False))
+    if len(left) != len(right) or not all(_same_frames(a, b) for a, b in videos) or not videos:
+        return "frame_sampling"
+    resized = any(a.grid_thw != b.grid_thw for a, b in videos)
+    return "video_budget" if resized else UNKNOWN
+
+
+def _same_frames(a: Medium, b: Medium) -> bool:
+    one, two = a.frame_indices, b.frame_indices
+    return one is not None and two is not None and np.array_equal(one, two)
 
 
 def compare_settings(

@@ -58,8 +58,10 @@ def lying(a: Medium, b: Medium) -> bool:
 
 def rescaled(a: Size, b: Size) -> bool:
     """Whether both sizes have one shape, to a factor's rounding, and too different for a small crop."""
-    return _one_shape(a, b, max(FACTORS)) and all(
-        abs(np.log(x / y)) >= SMALLEST_RESIZE for x, y in zip(a, b, strict=True)
+    return (
+        min(*a, *b) > 0
+        and _one_shape(a, b, max(FACTORS))
+        and all(abs(np.log(x / y)) >= SMALLEST_RESIZE for x, y in zip(a, b, strict=True))
     )
 
 
