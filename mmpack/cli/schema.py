@@ -33,8 +33,12 @@ def command(
     ] = False,
 ) -> int:
     """Print the JSON schema of one record of a trace."""
-    from mmpack.schema.generated import rules_markdown, schema_text
-    from mmpack.schema.json_schema import action_schema, sample_schema
+    from mmpack.schema.json_schema import (
+        action_schema,
+        rules_markdown,
+        sample_schema,
+        schema_text,
+    )
 
     if rules and action:
         raise ArgumentError(

@@ -140,7 +140,7 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
     """All findings of one pair of samples, root cause first; neither has a fault of structure."""
     fields = unlike_fields(left, right)
     pair = Pair(left, right)
-    broken = broken_rules(pair, fields_equal=not fields)
+    broken = broken_rules(pair)
     if not fields and not any(broken):
         return []
     hits = hits_of(pair, decode)

@@ -89,7 +89,7 @@ def setting_hits(pair: Pair) -> list[Hit]:
 
 
 def _of_policy(pair: Pair) -> str:
-    """What another sampling policy did: it chooses frames and sizes, so equal frames show that it was not the frames."""
+    """What another sampling policy did: it chooses frames and sizes, so where frames are equal it is the sizes."""
     left, right = ([m for m in s.sample.media if m.modality == "video"] for s in pair.sides)
     videos = list(zip(left, right, strict=False))
     if len(left) != len(right) or not all(_same_frames(a, b) for a, b in videos) or not videos:

@@ -23,11 +23,11 @@ from mmpack.parity.causes.alike import (
 from mmpack.parity.causes.frame_choice import (
     misread,
     other_policies,
+    other_readers,
     rotated,
     same_frames_other_pixels,
 )
 from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.readers import other_readers
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frame_difference import FrameDifference
