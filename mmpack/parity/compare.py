@@ -27,9 +27,8 @@ from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
-    difference,
+    differences,
     lacking,
-    unlike_fields,
 )
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
@@ -138,7 +137,7 @@ def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
     """All findings of one pair of samples, root cause first; neither has a fault of structure."""
-    fields = unlike_fields(left, right)
+    fields = differences(left, right)
     pair = Pair(left, right)
     broken = broken_rules(pair)
     if not fields and not any(broken):
@@ -149,8 +148,8 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
         hits.append(sampling_hit(left.sampling, right.sampling))
     findings: list[Finding] = []
     named: set[tuple[str, Any]] = set()
-    for field in fields:
-        shown: Difference | Hit = difference(field, left, right)
+    for field, first in fields.items():
+        shown: Difference | Hit = first
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
         of_part = field in ("processor", "codec_ids")
         if hit and (of_part or (field == "media" and _of_another(hit, shown))):

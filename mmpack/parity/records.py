@@ -5,22 +5,13 @@ Notes (names, provenance, free metadata) are never compared; where they differ, 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mmpack.parity.causes.pair import show
-from mmpack.parity.differences import (
-    Difference,
-    at_shared,
-    joined,
-    named,
-    of_list,
-    overlaps,
-    unlike_where_shared,
-)
+from mmpack.parity.differences import Difference, of_list, of_shared, of_spans, overlaps
 from mmpack.parity.sampling import who_lacks
 from mmpack.parity.values import DECIMALS, DIGITS, same_value
 from mmpack.schema.fields import Record
@@ -64,14 +55,17 @@ def recorded(sample: Sample, field: str) -> Any:
     return None if field == "group_id" and value == "" else value
 
 
-def unlike_records(left: Sample, right: Sample, same_ids: bool) -> list[str]:
-    """Fields of RECORDS that both sides recorded and that differ; of tokens only where these are the same."""
-    return [name for name in _unlike_records(left, right) if same_ids or not _of_tokens(name, left)]
+def record_differences(left: Sample, right: Sample) -> Iterator[Difference]:
+    """The first difference of each field of RECORDS that both sides recorded; of tokens only where ids are equal."""
+    same_ids = np.array_equal(left.input_ids, right.input_ids)
+    yield from (d for d in _differences(left, right) if same_ids or not _of_tokens(d.field, left))
 
 
-def _unlike_records(left: Sample, right: Sample) -> list[str]:
-    both = ((name, recorded(left, name), recorded(right, name)) for name in RECORDS)
-    return [name for name, a, b in both if None not in (_none(a), _none(b)) and _unlike(name, a, b)]
+def _differences(left: Sample, right: Sample) -> Iterator[Difference]:
+    for name in RECORDS:
+        a, b = recorded(left, name), recorded(right, name)
+        if a is not None and b is not None and (found := _first(name, a, b)):
+            yield found
 
 
 def _of_tokens(field: str, sample: Sample) -> bool:
@@ -84,9 +78,9 @@ def _of_tokens(field: str, sample: Sample) -> bool:
 def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, who) of RECORDS, as `fields.lacking` gives them."""
     if not np.array_equal(left.input_ids, right.input_ids):
-        for name in _unlike_records(left, right):
-            if _of_tokens(name, left):
-                yield name, "moved"
+        for found in _differences(left, right):
+            if _of_tokens(found.field, left):
+                yield found.field, "moved"
     for name in RECORDS:
         a, b = recorded(left, name), recorded(right, name)
         if a is None or b is None:
@@ -113,38 +107,20 @@ def notes(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
             yield f"{name}.metadata", "note"
 
 
-def record_difference(field: str, left: Sample, right: Sample) -> Difference:
-    """The first difference of a field of RECORDS that differs."""
-    a, b = getattr(left, field), getattr(right, field)
+def _first(field: str, a: Any, b: Any) -> Difference | None:
+    """The first difference of two values of a field; None if they are equal."""
     if field == "policy_versions":
-        places = unlike_where_shared(a, b, "version")
-        assert places is not None
-        return at_shared(field, a, b, places, "version")
+        return of_shared(field, a, b, "version")
     if field == "observation_spans":
-        masks = joined(a, "source"), joined(b, "source")
-        places = unlike_where_shared(a, b, "turn")
-        if masks[0] != masks[1] or places is None:
-            return of_list(field, *masks, operator.eq, named("start", "stop", "source"))
-        return at_shared(field, a, b, places, "turn")
+        return of_spans(field, a, b, "source")
     if field == "teachers":
-        return Difference(field, _taught(a, b), _taught(b, a))
+        same = a.keys() == b.keys() and all(_same_lists(a[name], b[name]) for name in a)
+        return None if same else Difference(field, _taught(a, b), _taught(b, a))
     if not isinstance(a, list):
-        return Difference(field, show(a), show(b))
-    return of_list(field, _ordered(field, a), _ordered(field, b), _same, _shown)
-
-
-def _unlike(field: str, a: Any, b: Any) -> bool:
-    if field == "policy_versions":
-        return unlike_where_shared(a, b, "version") is not None
-    if field == "observation_spans":
-        unlike = joined(a, "source") != joined(b, "source")
-        return unlike or unlike_where_shared(a, b, "turn") is not None
-    if field == "teachers":
-        return a.keys() != b.keys() or any(not _same_lists(a[name], b[name]) for name in a)
-    if not isinstance(a, list):
-        return not same_value(a, b)
+        return None if same_value(a, b) else Difference(field, show(a), show(b))
     a, b = _ordered(field, a), _ordered(field, b)
-    return len(a) != len(b) or not all(map(_same, a, b))
+    same = len(a) == len(b) and all(map(_same, a, b))
+    return None if same else of_list(field, a, b, _same, _shown)
 
 
 def _same_lists(a: Ragged, b: Ragged) -> bool:
