@@ -1,7 +1,7 @@
 """Compare what the rollout engine saw with what the trainer sees, sample by sample, in bounded memory.
 
-Layouts (token ids, placeholders, positions, masks, media, loss spans, settings) and what samples carry beside them
-(groups, scores, turns, targets), never logprobs.
+Compared are layouts (token ids, placeholders, positions, masks, media, loss spans, settings) and records (groups,
+scores, turns, targets), never logprobs.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _of_another(hit: Hit, shown: Difference | Hit) -> bool:
 
 
 def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
-    """Of the hits that move ids, the last one that begins no later than `token`."""
+    """Return the last hit that moves ids and begins no later than `token`."""
     before = [h for h in hits if h.at is not None and (token is None or h.at <= token)]
     return max(before, key=lambda hit: (hit.at or 0, -_rank(hit)), default=None)
 
@@ -225,7 +225,7 @@ def _key(item: Finding | Hit) -> tuple[str, Any]:
 
 
 def _keys(item: Finding | Hit, hit: Hit | None) -> set[tuple[str, Any]]:
-    """What a finding reports: its own difference, the hit that explains it, and that the cause is there."""
+    """Keys that a finding reports: its own difference, the hit that explains it, and the cause."""
     keys = {_key(item)} | ({_key(hit)} if hit else set())
     return keys | {(cause, None) for cause, _ in keys if cause != UNKNOWN}
 

@@ -117,7 +117,7 @@ def unlike_logprobs(left: Sample, right: Sample, train_logprobs: np.ndarray | No
 
 
 def _needed(sample: Sample) -> Sample:
-    """What `logprob_drift` reads of a sample whose kind of logprobs was checked; ids only by their number."""
+    """Drop all that `logprob_drift` doesn't read of a sample whose logprobs' kind was checked."""
     engine = {k: v for k, v in sample.metadata.items() if k == "engine"}
     return replace(
         sample,

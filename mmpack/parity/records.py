@@ -1,4 +1,4 @@
-"""What a sample carries beside its layout: groups, scores, turns, targets, versions. Compared where both sides have it.
+"""Groups, scores, turns, targets and versions of samples, compared where both sides recorded them.
 
 Notes (names, provenance, free metadata) are never compared; where they differ, the report says so.
 """
@@ -137,7 +137,7 @@ def _taught(lists: dict[str, Ragged], other: dict[str, Ragged]) -> str:
 
 
 def _same(a: Record, b: Record) -> bool:
-    """Equal in what is required, and in what else both recorded."""
+    """Equal in every required field and every field that both sides recorded."""
     return all(
         same_value(x, y) or (not declared.required and None in (_none(x), _none(y)))
         for name, declared, x, y in _parts(a, b)
@@ -151,7 +151,7 @@ def _parts(a: Record, b: Record) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str, str]]:
-    """What only one side recorded of the entries of a list."""
+    """Fields of a list's entries that only one side recorded."""
     if field == "observation_spans":
         pairs = [(a[i], b[j]) for i, j in overlaps(a, b)]
     else:
@@ -195,7 +195,7 @@ def _ordered(field: str, values: list[Any]) -> list[Any]:
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    """What was recorded of it."""
+    """Recorded fields by name."""
     values = {name: getattr(record, name) for name in type(record).columns() if name != "metadata"}
     return {
         name: f"of shape {list(v.shape)}" if isinstance(v, np.ndarray) else v

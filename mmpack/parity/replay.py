@@ -1,4 +1,4 @@
-"""What the engine did and the trainer is to replay: kept ids of loss tokens, routes of experts.
+"""Fields of the engine's run that the trainer replays: kept ids of loss tokens, routes of experts.
 
 Where one side has it and the other has not, logprobs differ: that is a difference, not something left out.
 """

@@ -154,7 +154,7 @@ def _columns() -> list[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What is known of a file before a value is decoded."""
+    """Facts about a file that are known before a value is decoded."""
 
     metadata: Any  # pyarrow's
     leaves: list[str]  # paths of the columns
@@ -293,7 +293,7 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
 
 
 def _values(column: Any, name: str, spec: Spec | None, block: Block) -> list[Any]:
-    """A column as `Sample.from_dict` takes it. Raises TraceError."""
+    """Return a column as `Sample.from_dict` takes it. Raises TraceError."""
     if isinstance(spec, Array):
         return read_arrays(column, name, block.path, block.first)
     if isinstance(spec, RaggedSpec):
@@ -347,7 +347,7 @@ def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
 
 
 def arrow_type_of(spec: Spec, pyarrow: ModuleType) -> Any:
-    """Of a column; what Arrow has no type for is JSON text."""
+    """Return the Arrow type of a field's column: that of its spec, else string for JSON text."""
     return spec.arrow_type(pyarrow) or pyarrow.string()
 
 

@@ -1,5 +1,4 @@
-"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows
-to decode at a time."""
+"""Bounds on what a Parquet trace decodes to, from page headers and levels: refuse too much, or choose batches."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def bounded(
     batch_bytes: int,
     where: str,
 ) -> list[int]:
-    """Of each row group, how many rows to decode at a time.
+    """Return how many rows to decode at a time, for each row group.
 
     `levels`: the largest repetition level of each column. `texts` are not counted, what they decode to is known only
     from their indices. Raises TraceError: MM010 for too much in all, in one page or in one row; MM001.

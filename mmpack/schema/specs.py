@@ -1,4 +1,4 @@
-"""What a field of a record accepts, stated once: a spec reads it, writes it and describes it.
+"""Specs: each states once what a field of a record accepts; it reads, writes and describes the field.
 
 A spec never trusts its input: it allocates no more than what it was given, and its error names
 file, record and field (`where`).

@@ -76,7 +76,7 @@ def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
 
 
 def fields_of(medium: Medium) -> tuple[str, ...]:
-    """What is compared of a medium where both sides recorded it; an audio has no size."""
+    """Fields of a medium that are compared where both sides recorded them; an audio has no size."""
     own = MEDIA_FIELDS if medium.modality != "audio" else ("content_hash",)
     return own + OF_MODALITY[medium.modality]
 

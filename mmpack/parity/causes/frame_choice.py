@@ -19,7 +19,7 @@ _FIGURES = ("fps", "total_frames")
 
 
 def first_frame_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
-    """Of the rollout's media[i] and train's media[j]; None if what was recorded of their frames is equal."""
+    """First frame by which rollout's media[i] and train's media[j] differ; None if recorded frames are equal."""
     a, b = pair.left.sample.media[i], pair.right.sample.media[j]
     for name in BY:
         lists = [getattr(m, name) for m in (a, b)]
@@ -74,7 +74,7 @@ def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
 
 
 def rotated(a: Medium, b: Medium) -> str | None:
-    """What shows that one side rotated the frames: a size, and with it the grid, whose width and height swap."""
+    """Evidence that one side rotated the frames: a size, and with it the grid, whose width and height swap."""
     for name in ("decoded_size", "size"):
         one, two = getattr(a, name), getattr(b, name)
         if one and two and tuple(one) == tuple(two)[::-1] and one[0] != one[1]:
@@ -83,7 +83,7 @@ def rotated(a: Medium, b: Medium) -> str | None:
 
 
 def misread(a: Medium, b: Medium, rates: bool) -> str | None:
-    """What two sides read differently in the container of one file: frame count, rate (if `rates`), or frames' times.
+    """Figures that two sides read differently from one file: frame count, rate (if `rates`), or frames' times.
 
     Of the times, whether one side's are its frames over `fps` and the other's, of the same frames, are not.
     """
@@ -142,7 +142,7 @@ def _difference(
 
 
 def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
-    """What a side recorded of the frame at `place` of a video."""
+    """Return what a side recorded of the frame at `place` of a video."""
     medium = side.sample.media[media_index]
     indices, stamps = medium.frame_indices, medium.frame_timestamps
     listed = next((x for x in (indices, stamps) if x is not None), None)

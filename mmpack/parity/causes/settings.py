@@ -30,7 +30,7 @@ PIXEL_LIMITS = (
 # of pictures that are cut into views, each a medium
 VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
 SAMPLING = "video.sampling."
-# of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
+# more settings of a sampling policy: sizes, budgets, and those of neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
 BUDGETS = ("cap_pixels_per_frame", "max_video_tokens")
 PATCHES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
@@ -89,7 +89,7 @@ def setting_hits(pair: Pair) -> list[Hit]:
 
 
 def _of_policy(pair: Pair) -> str:
-    """What another sampling policy did: it chooses frames and sizes, so where frames are equal it is the sizes."""
+    """Return the cause that another sampling policy shows: it chooses frames and sizes, and frames may be equal."""
     left, right = ([m for m in s.sample.media if m.modality == "video"] for s in pair.sides)
     videos = list(zip(left, right, strict=False))
     if len(left) != len(right) or not all(_same_frames(a, b) for a, b in videos) or not videos:
@@ -125,7 +125,7 @@ def compare_settings(
 
 
 def limits_fix(pair: Pair) -> str:
-    """What to set, by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
+    """Return a fix by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
     parts = [side.sample.processor or {} for side in pair.sides]
     unlike, _ = compare_settings(*parts)
     family = pair.left.family
@@ -201,7 +201,7 @@ def _cause(path: str) -> str:
 
 
 def audio_cause(name: str) -> str:
-    """What a setting of the audio part decides."""
+    """Return the cause that a setting of the audio part decides."""
     if name == "sampling_rate":
         return "audio_sampling_rate"
     if name in ("hop_length", "n_fft", "feature_size"):

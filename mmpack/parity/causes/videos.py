@@ -1,4 +1,4 @@
-"""What was done to a video that differs: rotated, misread, sampled or resized by another rule, its seconds rounded.
+"""Causes by which a video differs: rotated, misread, sampled or resized by another rule, its seconds rounded.
 
 Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
 """
@@ -40,7 +40,7 @@ LONGEST = 1e9  # seconds; what is more is no time
 def video_causes(
     pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None
 ) -> Iterator[Cause]:
-    """What was done to a video; only possible where what was recorded of its file differs."""
+    """Yield the causes by which a video differs; as possible ones if it may be another file."""
     causes = list(_causes(pair, a, b, frames))
     names = () if one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
     unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]

@@ -48,7 +48,7 @@ def problems(sample: Sample, family: Family) -> Found:
 
 
 class Screens:
-    """What a sample shows before each of its tokens."""
+    """The screens of a sample: which picture is the last one before a token."""
 
     def __init__(self, sample: Sample, family: Family):
         self.sample, self.family = sample, family

@@ -1,4 +1,4 @@
-"""MM301 to MM336 of arrays: ids and what stands beside them, codec ids, what is replayed."""
+"""MM301, MM302, MM306, MM307, MM309, MM312, MM321 to MM336: ids and arrays, codec ids, what is replayed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def medium_problems(sample: Sample, family: Family) -> Found:
 
 
 def _of_audio(medium: Medium) -> Iterator[str]:
-    """The last frame may be a part of one: extractors differ in whether they keep it."""
+    """Check an audio's figures; extractors differ in whether they keep a last partial frame."""
     rate, count, hop = medium.sampling_rate, medium.num_samples, medium.hop_length
     for name, value in (("sampling_rate", rate), ("hop_length", hop)):
         if value == 0:
@@ -61,7 +61,7 @@ def _of_audio(medium: Medium) -> Iterator[str]:
 
 
 def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
-    """Of a video: the last temporal patch may be padded, a frame may come twice."""
+    """Check a video's frames and times; its last temporal patch may be padded, a frame may come twice."""
     t, h, w = medium.grid_thw
     indices, times = medium.frame_indices, medium.frame_timestamps
     counts = [len(listed) for listed in (indices, times) if listed is not None]
@@ -153,7 +153,7 @@ def placeholder_problems(sample: Sample, family: Family) -> Found:
 
 
 def _wrong_chunks(chunks: list[tuple[int, int]], family: Family, medium: Medium) -> str:
-    """What is wrong with the pieces (number, tokens) of a video with its sound, or of the sound; each 0 begins anew."""
+    """Say what is wrong with the pieces (number, tokens) of a video with sound, or of the sound; 0 begins anew."""
     needed = family.tokens_of(medium.modality, medium.grid_thw)
     numbers = [number for number, _ in chunks]
     begins = [k for k, number in enumerate(numbers) if number == 0]

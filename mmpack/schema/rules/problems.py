@@ -122,7 +122,7 @@ def rule_problems(sample: Sample) -> Iterator[Problem]:
 
 
 def packing_problems(sample: Sample) -> list[Problem]:
-    """What keeps a valid sample out of a plan and a batch: those would leave a part of it behind in silence."""
+    """Problems of a valid sample that plans and batches would drop a part of in silence."""
     if not (isinstance(sample.codec_ids, list) and sample.codec_ids):
         return []
     message = f"holds {len(sample.codec_ids)} of audio, which no batch carries"
