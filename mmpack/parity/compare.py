@@ -137,7 +137,7 @@ def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
     """All findings of one pair of samples, root cause first; neither has a fault of structure."""
-    fields = differences(left, right)
+    fields = {} if left is right else differences(left, right)
     pair = Pair(left, right)
     broken = broken_rules(pair)
     if not fields and not any(broken):
@@ -266,8 +266,10 @@ class _Tally:
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
-    def _named(self, lacks: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def _named(self, lacks: set[tuple[str, str]]) -> set[tuple[str, str]]:
         """Each once: parts that `not_compared` has an entry for, and the fields of all others."""
+        if lacks <= self.lacking.keys():
+            return lacks
         out: set[tuple[str, str]] = set()
         for name, who in sorted(lacks):
             if (name, who) not in self.lacking and len(self.lacking) + len(out) >= _NAMED:

@@ -99,7 +99,7 @@ def lacking_sampling(left: Settings, right: Settings, scored: bool) -> Iterator[
     if not scored:
         yield "sampling", "unscored"
         return
-    if kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1] or left is right:
         return
     for name in dict.fromkeys([*a, *b]):
         if name == "logprobs":

@@ -5,6 +5,7 @@ Arrays go from Arrow's buffers to numpy without a Python object per token.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -81,10 +82,9 @@ class Block:
             raise trace_error(where, f"is larger than {self.max_record_bytes} bytes", "MM010")
         return record | {
             name: parse_text(record[name], self.max_record_bytes, f"{where}.{name}")
-            for name, column in _columns()
+            for name in _texts()
             if name in record
             and (names is None or name in names)
-            and isinstance(column.spec, AS_TEXT)
             and not (name in REPLAY and record.get("schema_version") == "1")
         }
 
@@ -147,6 +147,12 @@ def write_parquet(
 
 def _columns() -> list[tuple[str, Any]]:
     return list(Sample.columns().items())
+
+
+@functools.cache
+def _texts() -> list[str]:
+    """The columns of JSON text, in order."""
+    return [name for name, column in _columns() if isinstance(column.spec, AS_TEXT)]
 
 
 # ---- reading -------------------------------------------------------------------------------------

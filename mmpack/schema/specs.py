@@ -330,6 +330,8 @@ def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any,
         raise trace_error(where, f"expected an array, found {shown(value)}")
     if length is not None and len(value) != length:
         raise trace_error(where, f"expected {length} values, found {len(value)}", "MM008")
+    if all(map(item.holds, value)):
+        return tuple(value)
     return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
 
 
