@@ -55,18 +55,19 @@ def _samples(block: Block, ids: Ids) -> Iterator[Numbered]:
 def _both(left: Block, right: Block, ids: tuple[Ids, Ids]) -> Iterator[Step]:
     """The samples of as many rows of both; a right one takes over what it has in common with the left one."""
     unlike = _unlike(left, right)
+    one_limit = left.max_record_bytes == right.max_record_bytes
     shown = {n: c for n, c in right.columns.items() if n in unlike or n == "schema_version"}
     rights = replace(right, columns=shown).unparsed()
     for (number, mine), (other, theirs) in zip(left.unparsed(), rights, strict=True):
         sample = Sample.from_dict(left.parsed(number, mine), left.where(number))
         one = _new(ids[0], left, number, sample)
-        changed = [name for name in unlike if not _same(mine.get(name), theirs.get(name))]
+        changed = [n for n in unlike if not (one_limit and _same(mine.get(n), theirs.get(n)))]
         theirs = {name: value for name, value in mine.items() if name not in unlike} | theirs
         yield one, _new(ids[1], right, other, _changed(sample, changed, right, other, theirs))
 
 
 def _unlike(left: Block, right: Block) -> list[str]:
-    """The columns that differ in any row; all of them where the two traces may have records of different size."""
+    """The columns that differ in any row; all of them where the two traces' records may be of different size."""
     names = dict.fromkeys([*left.columns, *right.columns])
     if left.max_record_bytes != right.max_record_bytes:
         return list(names)
