@@ -129,9 +129,9 @@ def _spans(left: Sample, right: Sample) -> Difference | None:
         return None
     whole = all(span.chunk is None for s in (left, right) for span in s.modality_spans)
     # `chunk` only where there is one
-    keys = [[key[:-1] if whole else key for key in of] for of in (a, b)]
-    names = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN
-    return of_list("modality_spans", *keys, operator.eq, named(*names))
+    shown = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN
+    one, two = ([key[: len(shown)] for key in of] for of in (a, b))
+    return of_list("modality_spans", one, two, operator.eq, named(*shown))
 
 
 _span_key = operator.attrgetter(*MODALITY_SPAN)
@@ -212,7 +212,8 @@ def _fingerprint(left: Sample, right: Sample) -> Difference | None:
         return None
     # 1 and 1.0 are equal, and written differently
     same = a is b or (a == b and fingerprint(a) == fingerprint(b))
-    return Difference("processor_fingerprint", *map(show, marks)) if same else None
+    one, two = map(show, marks)
+    return Difference("processor_fingerprint", one, two) if same else None
 
 
 def _sampling(left: Sample, right: Sample) -> Difference | None:

@@ -91,10 +91,10 @@ def _changed(
         return sample
     read = block.parsed(number, record, names)
     columns = Sample.columns()
-    return replace(
-        sample,
-        **{n: columns[n].spec.read(read[n], f"{where}.{n}") if n in read else None for n in names},
-    )
+    fields: dict[str, Any] = dict.fromkeys(names)
+    for name in filter(read.__contains__, names):
+        fields[name] = columns[name].spec.read(read[name], f"{where}.{name}")
+    return replace(sample, **fields)
 
 
 def _new(ids: Ids, block: Block, number: int, sample: Sample) -> Numbered:

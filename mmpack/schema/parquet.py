@@ -39,7 +39,6 @@ from mmpack.schema.specs import Array, Json, Spec
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns
-BATCH_BYTES = 8 * 2**20  # of rows that are decoded at a time, levels included
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 BUFFER_BYTES = 2**20
 AS_TEXT = (Json, Records, RoutesSpec)  # JSON text columns
@@ -102,14 +101,8 @@ def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
     try:
-        layout = _layout_of(path, max_record_bytes)
-        with _opened(path, layout) as reader:
-            first = 1
-            for group, rows in enumerate(layout.rows):
-                if rows:
-                    start = Block(f"{path}", first, 0, {}, max_record_bytes)
-                    yield from _blocks_of(reader, layout, group, start)
-                    first += rows
+        with path.open("rb") as file:
+            yield from _blocks(file, f"{path}", max_record_bytes)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
         raise trace_error(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
@@ -158,81 +151,50 @@ def _texts() -> list[str]:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Facts about a file that are known before a value is decoded."""
-
-    metadata: Any  # pyarrow's
-    leaves: list[str]  # paths of the columns
-    rows: list[int]  # of each row group
-    batch_rows: list[int]  # of each row group: rows to decode at a time
-    texts: list[str]  # columns to leave as dictionaries
-    total: Total
-    stamp: tuple[int, ...]  # of the file that was opened
-
-
-def _layout_of(path: Path, max_record_bytes: int) -> _Layout:
+def _blocks(file: IO[bytes], path: str, max_record_bytes: int) -> Iterator[Block]:
+    """The blocks of an open file: pyarrow reads it once its footer and pages are known to be what they say."""
     parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
-    with path.open("rb") as file:
-        groups = read_row_groups(file, f"{path}")
-        opened = os.fstat(file.fileno())
-        metadata = parquet.read_metadata(path)
-        schema = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        leaves = [column.path for column in schema]
-        levels = [column.max_repetition_level for column in schema]
-        texts = texts_of(set(leaves), [chunks for _, chunks in groups])
-        total = Total(opened.st_size, max_record_bytes)
-        batch_rows = bounded(
-            file, groups, levels, texts, total, max_record_bytes, BATCH_BYTES, f"{path}"
-        )
-    rows = [rows for rows, _ in groups]
-    return _Layout(metadata, leaves, rows, batch_rows, texts, total, _stamp(opened))
-
-
-def _opened(path: Path, layout: _Layout) -> Any:
-    """pyarrow's reader of the file that `layout` was made of."""
-    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    groups = read_row_groups(file, path)
+    total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
+    metadata = parquet.read_metadata(file)
+    leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    texts = texts_of({leaf.path for leaf in leaves}, [chunks for _, chunks in groups])
+    levels = [leaf.max_repetition_level for leaf in leaves]
+    batch_rows = bounded(file, groups, levels, texts, total, max_record_bytes, path)
     reader = parquet.ParquetFile(
-        path,
-        metadata=layout.metadata,
+        file,
+        metadata=metadata,
         buffer_size=BUFFER_BYTES,
         pre_buffer=False,
         page_checksum_verification=True,
         arrow_extensions_enabled=False,
-        read_dictionary=layout.texts,
+        read_dictionary=texts,
     )
-    try:
-        _check_names(reader.schema_arrow.names, f"{path}")
-        if _stamp(os.stat(path)) != layout.stamp:
-            raise trace_error(f"{path}", "was replaced while it was read", "MM001")
-    except BaseException:
-        reader.close()
-        raise
-    return reader
+    _check_names(reader.schema_arrow.names, path)
+    first = 1
+    for group, (rows, _) in enumerate(groups):
+        if rows:
+            batches = reader.iter_batches(batch_rows[group], row_groups=[group])
+            start = Block(path, first, rows, {}, max_record_bytes)
+            yield from _blocks_of(batches, start, total, f"{path}: row group {group}")
+            first += rows
 
 
-def _stamp(of: os.stat_result) -> tuple[int, ...]:
-    """Tells whether a path still names the file that was opened."""
-    return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
-
-
-def _blocks_of(reader: Any, layout: _Layout, group: int, start: Block) -> Iterator[Block]:
-    """The blocks of a row group; `start` has no rows yet."""
+def _blocks_of(batches: Iterable[Any], group: Block, total: Total, where: str) -> Iterator[Block]:
+    """The blocks of a row group, of which `group` has no columns yet."""
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
-    where = f"{start.path}: row group {group}"
     done = 0
-    for batch in reader.iter_batches(layout.batch_rows[group], row_groups=[group]):
+    for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
         sizes = _text_sizes(columns, batch.num_rows, pyarrow)
-        layout.total.add(int(sizes.sum()), where)
+        total.add(int(sizes.sum()), where)
         for a, b in _parts(sizes):
             part = {n: _decoded(c.slice(a, b - a), pyarrow) for n, c in columns.items()}
-            yield replace(start, first=start.first + done, rows=b - a, columns=part)
+            yield replace(group, first=group.first + done, rows=b - a, columns=part)
             done += b - a
-    if done != layout.rows[group]:
-        why = f"has {done} rows, its footer says {layout.rows[group]}"
-        raise trace_error(where, why, "MM001")
+    if done != group.rows:
+        raise trace_error(where, f"has {done} rows, its footer says {group.rows}", "MM001")
 
 
 def _check_names(names: list[str], where: str) -> None:
