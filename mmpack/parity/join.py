@@ -52,9 +52,10 @@ def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
     try:
         for left, right in _steps(rollout, train):
             if left and right and left[1].sample_id == right[1].sample_id:
+                digest = _digest(left[1].sample_id)
                 for side in (left_side, right_side):
-                    side.refuse_duplicate(left[1].sample_id, matched)
-                matched.add(_digest(left[1].sample_id))
+                    side.refuse_duplicate(left[1].sample_id, digest in matched)
+                matched.add(digest)
                 yield Matched(left[0], left[1], right[1])
                 continue
             for came, mine, others in (
@@ -63,12 +64,13 @@ def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
             ):
                 if came is None:
                     continue
-                mine.refuse_duplicate(came[1].sample_id, matched)
+                digest = _digest(came[1].sample_id)
+                mine.refuse_duplicate(came[1].sample_id, digest in matched)
                 partner = others.take(came[1].sample_id)
                 if partner is None:
                     mine.put(*came)
                     continue
-                matched.add(_digest(came[1].sample_id))
+                matched.add(digest)
                 first, second = (came, partner) if mine is left_side else (partner, came)
                 yield Matched(first[0], first[1], second[1])
         for waiting, lacks in ((left_side, "train"), (right_side, "rollout")):
@@ -148,8 +150,8 @@ class _Waiting:
         )
         self.disk.execute("INSERT INTO waiting VALUES (?, ?, ?)", row)
 
-    def refuse_duplicate(self, sample_id: str, matched: set[bytes]) -> None:
-        if _digest(sample_id) in matched or self._holds(sample_id):
+    def refuse_duplicate(self, sample_id: str, matched: bool) -> None:
+        if matched or self._holds(sample_id):
             raise trace_error(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
 
     def _holds(self, sample_id: str) -> bool:

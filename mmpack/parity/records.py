@@ -97,6 +97,8 @@ def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
 def notes(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, "note") of what differs and is never compared."""
+    if left is right:
+        return
     for name in ("prefix_cached_tokens", "metadata"):
         if not same_value(getattr(left, name) or None, getattr(right, name) or None):
             yield name, "note"
@@ -176,7 +178,7 @@ def _uncovered(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
 
 def _media_notes(a: Medium, b: Medium) -> Iterator[tuple[str, str]]:
-    for name in () if a is b else MEDIA_NOTES:
+    for name in MEDIA_NOTES:
         if not same_value(getattr(a, name), getattr(b, name)):
             yield f"media.{name}", "note"
     if not same_value(a.metadata, b.metadata):

@@ -64,6 +64,8 @@ class Int(Spec):
     high: int = COUNT_MAX
 
     def read(self, value: Any, where: str) -> int:
+        if self.holds(value):  # most are
+            return int(value)
         if isinstance(value, np.integer):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):

@@ -116,8 +116,9 @@ def problems_of(
 
 def rule_problems(sample: Sample) -> Iterator[Problem]:
     """The broken rules of one sample that has no fault of structure: `structured` gives it."""
+    family = FAMILIES[sample.family]
     for check_of in CHECKS:
-        for code, field, message, span in check_of(sample, FAMILIES[sample.family]):
+        for code, field, message, span in check_of(sample, family):
             yield Problem(code, sample.sample_id, field, message, span)
 
 
