@@ -73,8 +73,7 @@ def parity(report: dict[str, Any]) -> Chart:
         "How much longer than reading both traces does comparing them take?",
         [Panel("CPU seconds; shorter is faster", groups)],
         f"Samples of {first['tokens']:,} tokens and {first['images']} pictures, all alike on both sides; no two share "
-        "a prompt. Reading is by pyarrow or `json.loads` alone, with nothing done; what `compare` leaves unread can "
-        "make it faster than that.",
+        "a prompt. Reading is by pyarrow or `json.loads` alone, with nothing done.",
         (
             Headline(
                 "compare two Parquet traces", share=1 / first["x_reading"], floor="reading them"

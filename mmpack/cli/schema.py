@@ -26,8 +26,12 @@ def command(
         rules: Print the page of the rules instead of the JSON schema.
         action: Print the JSON schema of an action instead.
     """
-    from mmpack.schema.generated import rules_markdown, schema_text
-    from mmpack.schema.json_schema import action_schema, sample_schema
+    from mmpack.schema.json_schema import (
+        action_schema,
+        rules_markdown,
+        sample_schema,
+        schema_text,
+    )
 
     if rules and action:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""What only several samples show: samples under each other's ids, and turns that one side merged into one sample.
+"""Causes that only several samples show: samples under each other's ids, turns that one side merged into one sample.
 
 Each sample counts by digests of its ids without placeholders, of its response and of its media's contents. Only the
 first MOST samples that differ, or have no partner, are looked at.
@@ -34,7 +34,7 @@ class _Digests:
 
 @dataclass(frozen=True)
 class Across:
-    """What was found of one sample, in place of what was found in it alone."""
+    """A finding of one sample among others; it replaces what was found in that sample alone."""
 
     cause: str
     evidence: str

@@ -16,7 +16,7 @@ from mmpack.errors import ArgumentError, kind_of
 
 @dataclass(frozen=True, eq=False)
 class CodecFlips:
-    """Of two encodings [levels, frames]: where ids differ."""
+    """Where ids of two encodings [levels, frames] differ."""
 
     frames: int
     flipped: np.ndarray  # int64 [levels]: frames whose id differs at the level

@@ -1,7 +1,7 @@
 """Compare what the rollout engine saw with what the trainer sees, sample by sample, in bounded memory.
 
-Layouts (token ids, placeholders, positions, masks, media, loss spans, settings) and what samples carry beside them
-(groups, scores, turns, targets), never logprobs.
+Compared are layouts (token ids, placeholders, positions, masks, media, loss spans, settings) and records (groups,
+scores, turns, targets), never logprobs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from mmpack.parity.causes import (
     structured_pair,
 )
 from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
-from mmpack.parity.columnar.steps import Alike
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
-    difference,
+    differences,
     lacking,
-    unlike_fields,
 )
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
@@ -105,14 +103,12 @@ def compare(
     total = len(rollout) if isinstance(rollout, Sized) and not isinstance(rollout, str) else None
     rollout, train = _identified(rollout, "rollout"), _identified(train, "train")
     with progress("comparing", total) as done:
-        for item in paired(rollout, train, scored=_DRAWN):
-            if isinstance(item, Alike):
-                tally.alike(item)
-            elif isinstance(item, Missing):
+        for item in paired(rollout, train):
+            if isinstance(item, Missing):
                 tally.unpaired(item, in_memory)
             else:
                 tally.pair(item.ordinal, item.left, item.right, decode, in_memory)
-            done(item.count if isinstance(item, Alike) else 1)
+            done(1)
     return tally.report(require)
 
 
@@ -141,9 +137,9 @@ def _with_ids(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> list[Finding]:
     """All findings of one pair of samples, root cause first; neither has a fault of structure."""
-    fields = unlike_fields(left, right)
+    fields = {} if left is right else differences(left, right)
     pair = Pair(left, right)
-    broken = broken_rules(pair, fields_equal=not fields)
+    broken = broken_rules(pair)
     if not fields and not any(broken):
         return []
     hits = hits_of(pair, decode)
@@ -152,8 +148,8 @@ def findings_of(left: Sample, right: Sample, decode: Decode | None = None) -> li
         hits.append(sampling_hit(left.sampling, right.sampling))
     findings: list[Finding] = []
     named: set[tuple[str, Any]] = set()
-    for field in fields:
-        shown: Difference | Hit = difference(field, left, right)
+    for field, first in fields.items():
+        shown: Difference | Hit = first
         hit = _explain(shown, hits, same_ids="input_ids" not in fields)
         of_part = field in ("processor", "codec_ids")
         if hit and (of_part or (field == "media" and _of_another(hit, shown))):
@@ -201,7 +197,7 @@ def _of_another(hit: Hit, shown: Difference | Hit) -> bool:
 
 
 def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
-    """Of the hits that move ids, the last one that begins no later than `token`."""
+    """Return the last hit that moves ids and begins no later than `token`."""
     before = [h for h in hits if h.at is not None and (token is None or h.at <= token)]
     return max(before, key=lambda hit: (hit.at or 0, -_rank(hit)), default=None)
 
@@ -229,7 +225,7 @@ def _key(item: Finding | Hit) -> tuple[str, Any]:
 
 
 def _keys(item: Finding | Hit, hit: Hit | None) -> set[tuple[str, Any]]:
-    """What a finding reports: its own difference, the hit that explains it, and that the cause is there."""
+    """Keys that a finding reports: its own difference, the hit that explains it, and the cause."""
     keys = {_key(item)} | ({_key(hit)} if hit else set())
     return keys | {(cause, None) for cause, _ in keys if cause != UNKNOWN}
 
@@ -270,12 +266,10 @@ class _Tally:
         self.unlike: list[tuple[Sample, Sample]] = []  # to draw
         self.scored: list[tuple[Sample, Sample]] = []
 
-    def alike(self, item: Alike) -> None:
-        self.compared += item.count
-        self.lacking.update(dict.fromkeys(self._named(item.lacks), item.count))
-
-    def _named(self, lacks: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    def _named(self, lacks: set[tuple[str, str]]) -> set[tuple[str, str]]:
         """Each once: parts that `not_compared` has an entry for, and the fields of all others."""
+        if lacks <= self.lacking.keys():
+            return lacks
         out: set[tuple[str, str]] = set()
         for name, who in sorted(lacks):
             if (name, who) not in self.lacking and len(self.lacking) + len(out) >= _NAMED:
@@ -292,7 +286,8 @@ class _Tally:
                 self.compared += 1
                 self._count(ordinal, [_finding(left, hit, hit) for hit in malformed])
                 return
-        self.alike(Alike(1, frozenset(lacking(left, right))))
+        self.compared += 1
+        self.lacking.update(self._named(set(lacking(left, right))))
         findings = findings_of(left, right, decode)
         if findings:
             self._count(ordinal, findings)

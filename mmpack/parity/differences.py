@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,14 @@ def of_list(
     first = next(entry for entry in entries if entry is not None)
     span = (first["start"], first["stop"]) if field.endswith("_spans") else None
     return Difference(field, shown[0], shown[1], at, span)
+
+
+def of_spans(field: str, a: Sequence[Any], b: Sequence[Any], name: str) -> Difference | None:
+    """The first tokens that only one side covers, or covers by another `name`; else those of another turn."""
+    masks = joined(a, name), joined(b, name)
+    if masks[0] != masks[1]:
+        return of_list(field, *masks, operator.eq, named("start", "stop", name))
+    return of_shared(field, a, b, "turn")
 
 
 def named(*names: str) -> Callable[[Sequence[Any]], dict[str, Any]]:
@@ -72,23 +81,16 @@ def overlaps(a: Sequence[Any], b: Sequence[Any]) -> Iterator[tuple[int, int]]:
         i, j = i + (x.stop <= y.stop), j + (y.stop <= x.stop)
 
 
-def unlike_where_shared(a: Sequence[Any], b: Sequence[Any], name: str) -> tuple[int, int] | None:
-    """The spans, by their places, that share the first token of which both sides recorded another `name`."""
-    for i, j in overlaps(a, b):
-        x, y = getattr(a[i], name), getattr(b[j], name)
-        if None not in (x, y) and x != y:
-            return i, j
+def of_shared(field: str, a: Sequence[Any], b: Sequence[Any], name: str) -> Difference | None:
+    """The first token that spans of both sides share, and of which both recorded another `name`."""
+    for places in overlaps(a, b):
+        pair = a[places[0]], b[places[1]]
+        values = [getattr(s, name) for s in pair]
+        if None not in values and values[0] != values[1]:
+            shown = [
+                f"{field}[{k}] [{s.start}, {s.stop}), {name} {value}"
+                for k, s, value in zip(places, pair, values, strict=True)
+            ]
+            both = max(s.start for s in pair), min(s.stop for s in pair)
+            return Difference(field, shown[0], shown[1], places[0], both)
     return None
-
-
-def at_shared(
-    field: str, a: Sequence[Any], b: Sequence[Any], places: tuple[int, int], name: str
-) -> Difference:
-    """What `unlike_where_shared` found."""
-    pair = a[places[0]], b[places[1]]
-    shown = [
-        f"{field}[{k}] [{s.start}, {s.stop}), {name} {getattr(s, name)}"
-        for k, s in zip(places, pair, strict=True)
-    ]
-    both = max(s.start for s in pair), min(s.stop for s in pair)
-    return Difference(field, shown[0], shown[1], places[0], both)

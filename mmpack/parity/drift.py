@@ -201,7 +201,7 @@ def logprob_drift(
 
 
 def _check_evidence(kind: Any, dtype: Any, version: Any, temperature: Any, checksums: Any) -> None:
-    """What is compared with what a trace recorded must be of its types, or it would never be equal."""
+    """Refuse evidence of another type than a trace records: it would never be equal."""
     check_name("logprob_drift", "kind", kind, KINDS)
     for name, value in (("dtype", dtype), ("version", version)):
         if value is not None and not isinstance(value, str):

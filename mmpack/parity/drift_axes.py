@@ -41,7 +41,7 @@ class DriftGroup:
 
     @property
     def row(self) -> tuple[str | int | float, ...]:
-        """What a table shows, by COLUMNS: three digits of each figure."""
+        """Row of a table, by COLUMNS: three digits of each figure."""
         figures = (float(f"{x:.3g}") for x in (self.mean_abs, self.max_abs, self.k3, self.ess))
         return self.name, self.tokens, self.samples, *figures
 
@@ -72,7 +72,7 @@ class EffectiveSize:
 
 
 def effective_size(log_weights: np.ndarray, level: str, high: float = HIGH) -> EffectiveSize:
-    """Of finite log weights [n], n of 1 or more. Nothing overflows: weights are taken over the largest."""
+    """Effective size of finite log weights [n], n of 1 or more. Weights are divided by the largest: none overflows."""
     plain = _ess(log_weights)
     truncated = _ess(np.minimum(log_weights, np.log(high)))
     cut = float((log_weights > np.log(high)).mean())
@@ -87,7 +87,7 @@ def _ess(log_weights: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` gives. `suggests`: what the axes point to together, the strongest first."""
+    """Result of `split`. `suggests`: what the axes point to together, the strongest first."""
 
     axes: dict[str, DriftAxis]
     weights: tuple[EffectiveSize, ...]
@@ -164,7 +164,7 @@ def _runs(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _sums(rollout: np.ndarray, d: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
-    """Of each run, float64 [R]. `size`: log |d| over what it is at tokens that the rollout was as sure of."""
+    """Sums of each run, float64 [R]. `size`: log |d| less its mean over tokens of like rollout logprob."""
     moved = np.abs(d)
     bounded = np.clip(d, -BOUND, BOUND)
     weight = np.exp(bounded)

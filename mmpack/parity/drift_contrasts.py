@@ -27,7 +27,7 @@ ORDER = ("medium", "modality", "turn", "version", "position", "response", "lengt
 
 @dataclass(frozen=True)
 class Table:
-    """Of one axis: `count` and `size` (the sum of y) of each sample and group, float64 [S, G].
+    """One axis: `count` and `size` (the sum of y) of each sample and group, float64 [S, G].
 
     `code` int64 [R]: the group of each run; `owner` int64 [R]: its sample; `tokens` [R].
     """
@@ -119,7 +119,7 @@ def told_apart(tables: Mapping[str, Table], moved: np.ndarray) -> list[Found]:
 
 
 def contrasts(name: str, axis: Axis) -> list[Contrast]:
-    """What an axis may tell; groups of which nothing is known take no part: NaN."""
+    """Contrasts that an axis may show; groups of which nothing is known take no part: NaN."""
     count = len(axis.names)
     known = [g for g in range(count) if g != axis.loose]
     sets: list[tuple[str, list[int]]] = []

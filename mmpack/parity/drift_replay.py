@@ -18,7 +18,7 @@ from mmpack.schema.sample import Sample
 
 @dataclass
 class ComparedRoutes:
-    """The experts that a rollout took beside those of a trainer, sample by sample, for a drift of logprobs."""
+    """Counts of a rollout's experts against a trainer's, added sample by sample."""
 
     tokens: int = 0  # that a logprob reads, where both sides have routes
     unlike: int = 0  # of these, with other experts
@@ -67,7 +67,7 @@ class ComparedRoutes:
 
 @dataclass
 class ComparedKept:
-    """The ids that a rollout's logprobs are over beside those of a trainer's, sample by sample.
+    """Counts of the ids that a rollout's logprobs are over against a trainer's, added sample by sample.
 
     Raw logprobs are over all ids, whatever the sampler left.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,7 +60,7 @@ def trace_drift(
     theirs: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     routes, kept = ComparedRoutes(), ComparedKept()
-    for item in paired(rollout, train, scored=sys.maxsize):
+    for item in paired(rollout, train):
         if not isinstance(item, Matched):
             continue
         given = (train_logprobs or {}).get(item.left.sample_id)
@@ -118,7 +117,7 @@ def unlike_logprobs(left: Sample, right: Sample, train_logprobs: np.ndarray | No
 
 
 def _needed(sample: Sample) -> Sample:
-    """What `logprob_drift` reads of a sample whose kind of logprobs was checked; ids only by their number."""
+    """Drop all that `logprob_drift` doesn't read of a sample whose logprobs' kind was checked."""
     engine = {k: v for k, v in sample.metadata.items() if k == "engine"}
     return replace(
         sample,

@@ -1,4 +1,4 @@
-"""What a drift points to, in plain English: a line for each axis that stands out, and no more than its numbers say."""
+"""Plain English for drifts: a line for each axis that stands out, and no more than its numbers say."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def line(c: Contrast, trainer: str | None) -> str:
 
 
 def few_samples(names: Sequence[str], all_of: int, share: float, high: float, low: float) -> str:
-    """Of samples that have most of the drift: a few names of them, their share of all |d|, mean |d| there and else."""
+    """Name a few of the samples that have most of the drift, their share of all |d|, mean |d| there and elsewhere."""
     shown = ", ".join(f"{name!r:.60}" for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     figures = f"mean |Δ| {high:.1e}, elsewhere {low:.1e}"
@@ -164,7 +164,7 @@ def _of_versions(c: Contrast, names: Sequence[str], trainer: str | None) -> tupl
 
 
 def weights_line(level: str, plain: float, truncated: float, cut: float, high: float) -> str:
-    """What the effective sample sizes say of weights."""
+    """Say what the effective sample sizes mean for weights."""
     of = f"{level}s"
     text = f"weights keep {plain:.1%} of the {of}"
     if plain >= MANY:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -17,22 +16,9 @@ from mmpack.layout.runs import placeholder_runs
 from mmpack.parity.causes.alike import differ, fields_of, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
 from mmpack.parity.causes.settings import compare_settings
-from mmpack.parity.differences import (
-    Difference,
-    at_shared,
-    joined,
-    named,
-    of_list,
-    unlike_where_shared,
-)
-from mmpack.parity.records import (
-    RECORDS,
-    lacking_records,
-    notes,
-    record_difference,
-    unlike_records,
-)
-from mmpack.parity.replay import REPLAYED, lacking_replay, replay_difference, unlike_replay
+from mmpack.parity.differences import Difference, named, of_list, of_spans
+from mmpack.parity.records import lacking_records, notes, record_differences
+from mmpack.parity.replay import lacking_replay, replay_differences
 from mmpack.parity.sampling import lacking_sampling, sampling_hit, unlike_sampling, who_lacks
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
@@ -58,32 +44,14 @@ MODALITY_SPAN = (
 )  # by which spans are one
 
 
-def unlike_fields(left: Sample, right: Sample) -> list[str]:
-    """Fields that both sides recorded and that differ. Cheap where they are equal."""
-    out = []
-    if left.family != right.family:
-        out.append("family")
-    same_ids = np.array_equal(left.input_ids, right.input_ids)
-    if not same_ids:
-        out.append("input_ids")
-    if not _same_spans(left.modality_spans, right.modality_spans, _modality_key):
-        out.append("modality_spans")
-    if _unlike_arrays(left.position_ids, right.position_ids):
-        out.append("position_ids")
-    if _unlike_masks(left.attention_mask, right.attention_mask):
-        out.append("attention_mask")
-    if len(left.media) != len(right.media) or not all(map(same_medium, left.media, right.media)):
-        out.append("media")
-    if _unlike_loss(left, right):
-        out.append("loss_spans")
-    out += unlike_records(left, right, same_ids)
-    if _unlike_settings(left, right):
-        out.append("processor")
-    if _unlike_fingerprints(left, right):
-        out.append("processor_fingerprint")
-    if _unlike_sampling(left, right):
-        out.append("sampling")
-    return out + unlike_replay(left, right)
+def differences(left: Sample, right: Sample) -> dict[str, Difference]:
+    """The first difference of each field that both sides recorded and that differs. Cheap where they are equal."""
+    found = [first(left, right) for first in (_family, _ids, _spans, _positions, _mask, _media)]
+    found.append(of_spans("loss_spans", left.loss_spans, right.loss_spans, "kind"))
+    found += record_differences(left, right)
+    found += [first(left, right) for first in (_settings, _fingerprint, _sampling)]
+    found += replay_differences(left, right)
+    return {d.field: d for d in found if d is not None}
 
 
 def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
@@ -118,64 +86,15 @@ def lacking(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     yield from notes(left, right)
 
 
-def difference(field: str, left: Sample, right: Sample) -> Difference:
-    """The first mismatched span of a field that differs."""
-    if field in RECORDS:
-        return record_difference(field, left, right)
-    if field in REPLAYED:
-        return replay_difference(field, left, right)
-    return _FIRST[field](left, right)
+def _family(left: Sample, right: Sample) -> Difference | None:
+    same = left.family == right.family
+    return None if same else Difference("family", left.family, right.family)
 
 
-def _unlike_arrays(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    return a is not None and b is not None and not np.array_equal(a, b)
-
-
-def _unlike_masks(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Masks without holes are equal: their length is that of the ids."""
-    return _unlike_arrays(a, b) and not (np.all(a) and np.all(b))  # type: ignore[arg-type]
-
-
-_modality_key = operator.attrgetter(*MODALITY_SPAN)
-
-
-def _same_spans(a: list[Any], b: list[Any], key: Any) -> bool:
-    return len(a) == len(b) and all(key(x) == key(y) for x, y in zip(a, b, strict=True))
-
-
-def _unlike_loss(left: Sample, right: Sample) -> bool:
-    """Whether the loss reads other tokens, or knows the turn of one by another number."""
-    a, b = left.loss_spans, right.loss_spans
-    return joined(a, "kind") != joined(b, "kind") or unlike_where_shared(a, b, "turn") is not None
-
-
-def _unlike_settings(left: Sample, right: Sample) -> bool:
-    a, b = left.processor, right.processor
-    if a is not None and b is not None:
-        return a is not b and a != b and bool(compare_settings(a, b)[0])
-    marks = (left.processor_fingerprint, right.processor_fingerprint)
-    return None not in marks and marks[0] != marks[1]
-
-
-def _unlike_fingerprints(left: Sample, right: Sample) -> bool:
-    """Other fingerprints of one and the same settings: at least one of the two is of something else."""
-    a, b = left.processor, right.processor
-    marks = (left.processor_fingerprint, right.processor_fingerprint)
-    if a is None or b is None or None in marks or marks[0] == marks[1]:
-        return False
-    # 1 and 1.0 are equal, and written differently
-    return a is b or (a == b and fingerprint(a) == fingerprint(b))
-
-
-def _unlike_sampling(left: Sample, right: Sample) -> bool:
-    """Logprobs of unlike kinds: processed against raw, or processed under other settings."""
-    if left.rollout_logprobs is None or right.rollout_logprobs is None:
-        return False
-    return bool(unlike_sampling(left.sampling, right.sampling))
-
-
-def _first_ids(left: Sample, right: Sample) -> Difference:
+def _ids(left: Sample, right: Sample) -> Difference | None:
     a, b = left.input_ids, right.input_ids
+    if np.array_equal(a, b):
+        return None
     at = common_prefix(a, b)
     runs = [_run_at(sample, at) for sample in (left, right)]
     if any(runs):
@@ -204,26 +123,24 @@ def _run_at(sample: Sample, at: int) -> tuple[int, int] | None:
     return int(runs.starts[k]), int(runs.stops[k])
 
 
-def _first_span(left: Sample, right: Sample) -> Difference:
+def _spans(left: Sample, right: Sample) -> Difference | None:
+    a, b = ([_span_key(span) for span in s.modality_spans] for s in (left, right))
+    if a == b:
+        return None
     whole = all(span.chunk is None for s in (left, right) for span in s.modality_spans)
-    names = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN  # `chunk` only where there is one
-    key = operator.attrgetter(*names)
-    a, b = ([key(span) for span in s.modality_spans] for s in (left, right))
-    return of_list("modality_spans", a, b, operator.eq, named(*names))
+    # `chunk` only where there is one
+    shown = MODALITY_SPAN[:-1] if whole else MODALITY_SPAN
+    one, two = ([key[: len(shown)] for key in of] for of in (a, b))
+    return of_list("modality_spans", one, two, operator.eq, named(*shown))
 
 
-def _first_loss(left: Sample, right: Sample) -> Difference:
-    a, b = left.loss_spans, right.loss_spans
-    masks = joined(a, "kind"), joined(b, "kind")
-    places = unlike_where_shared(a, b, "turn")
-    if masks[0] != masks[1] or places is None:
-        return of_list("loss_spans", *masks, operator.eq, named("start", "stop", "kind"))
-    return at_shared("loss_spans", a, b, places, "turn")
+_span_key = operator.attrgetter(*MODALITY_SPAN)
 
 
-def _first_positions(left: Sample, right: Sample) -> Difference:
+def _positions(left: Sample, right: Sample) -> Difference | None:
     a, b = left.position_ids, right.position_ids
-    assert a is not None and b is not None
+    if a is None or b is None or np.array_equal(a, b):
+        return None
     if a.shape[0] != b.shape[0]:
         shown = [f"{len(x)} rows" for x in (a, b)]
         return Difference("position_ids", shown[0], shown[1])
@@ -242,18 +159,22 @@ def _position(rows: np.ndarray) -> str:
     return f"position t {rows[0]}, h {rows[1]}, w {rows[2]}"
 
 
-def _first_mask(left: Sample, right: Sample) -> Difference:
+def _mask(left: Sample, right: Sample) -> Difference | None:
+    """Masks without holes are equal: their length is that of the ids."""
     a, b = left.attention_mask, right.attention_mask
-    assert a is not None and b is not None
+    if a is None or b is None or np.array_equal(a, b) or (np.all(a) and np.all(b)):
+        return None
     at = common_prefix(a, b)
     shown = [f"{x[at]}" if at < len(x) else f"{len(x)} values" for x in (a, b)]
     return Difference("attention_mask", shown[0], shown[1], at, (at, at + 1))
 
 
-def _first_medium(left: Sample, right: Sample) -> Difference:
+def _media(left: Sample, right: Sample) -> Difference | None:
     a, b = left.media, right.media
     both = enumerate(zip(a, b, strict=False))
     at = next((i for i, (x, y) in both if not same_medium(x, y)), min(len(a), len(b)))
+    if at == len(a) == len(b):
+        return None
     if at == min(len(a), len(b)):
         shown = [f"{len(x)} media" if at == len(x) else _medium(x[at]) for x in (a, b)]
         return Difference("media", shown[0], shown[1], at)
@@ -270,33 +191,36 @@ def _medium(medium: Medium) -> str:
     return f"{medium.modality} grid {list(medium.grid_thw)}, key {medium.cache_key[:12]}"
 
 
-def _first_setting(left: Sample, right: Sample) -> Difference:
-    if left.processor is None or right.processor is None:
+def _settings(left: Sample, right: Sample) -> Difference | None:
+    """By fingerprint where a side recorded nothing else."""
+    a, b = left.processor, right.processor
+    if a is None or b is None:
         marks = (left.processor_fingerprint, right.processor_fingerprint)
-        return Difference("processor", show(marks[0]), show(marks[1]))
-    path, (a, b) = next(iter(compare_settings(left.processor, right.processor)[0].items()))
-    return Difference("processor", f"{path} {show(a)}", f"{path} {show(b)}")
+        same = None in marks or marks[0] == marks[1]
+        return None if same else Difference("processor", show(marks[0]), show(marks[1]))
+    unlike = {} if a is b or a == b else compare_settings(a, b)[0]
+    for path, (x, y) in unlike.items():
+        return Difference("processor", f"{path} {show(x)}", f"{path} {show(y)}")
+    return None
 
 
-def _first_fingerprint(left: Sample, right: Sample) -> Difference:
-    marks = [show(s.processor_fingerprint) for s in (left, right)]
-    return Difference("processor_fingerprint", marks[0], marks[1])
+def _fingerprint(left: Sample, right: Sample) -> Difference | None:
+    """Other fingerprints of one and the same settings: at least one of the two is of something else."""
+    a, b = left.processor, right.processor
+    marks = (left.processor_fingerprint, right.processor_fingerprint)
+    if a is None or b is None or None in marks or marks[0] == marks[1]:
+        return None
+    # 1 and 1.0 are equal, and written differently
+    same = a is b or (a == b and fingerprint(a) == fingerprint(b))
+    one, two = map(show, marks)
+    return Difference("processor_fingerprint", one, two) if same else None
 
 
-def _first_sampling(left: Sample, right: Sample) -> Difference:
+def _sampling(left: Sample, right: Sample) -> Difference | None:
+    """Logprobs of unlike kinds: processed against raw, or processed under other settings."""
+    if left.rollout_logprobs is None or right.rollout_logprobs is None:
+        return None
+    if not unlike_sampling(left.sampling, right.sampling):
+        return None
     hit = sampling_hit(left.sampling, right.sampling)
     return Difference("sampling", hit.left, hit.right)
-
-
-_FIRST = {
-    "family": lambda left, right: Difference("family", left.family, right.family),
-    "input_ids": _first_ids,
-    "modality_spans": _first_span,
-    "position_ids": _first_positions,
-    "attention_mask": _first_mask,
-    "media": _first_medium,
-    "loss_spans": _first_loss,
-    "processor": _first_setting,
-    "processor_fingerprint": _first_fingerprint,
-    "sampling": _first_sampling,
-}

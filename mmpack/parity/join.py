@@ -19,7 +19,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.parity.across import MOST
-from mmpack.parity.columnar.steps import Alike, Step, steps
+from mmpack.parity.side_by_side import Step, side_by_side
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.sample import Sample
 from mmpack.schema.specs import Array
@@ -45,24 +45,17 @@ class Missing:
     sample: Sample | None  # None: there are too many
 
 
-def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched | Missing | Alike]:
-    """Every pair as soon as both have come, then the samples without a partner.
-
-    Of two Parquet traces, pairs that are surely equal come as `Alike`, except the first `scored` ones
-    with logprobs. Raises TraceError (MM007).
-    """
+def paired(rollout: Source, train: Source) -> Iterator[Matched | Missing]:
+    """Every pair as soon as both have come, then the samples without a partner. Raises TraceError (MM007)."""
     left_side, right_side = _Waiting("rollout"), _Waiting("train")
     matched: set[bytes] = set()  # 16 bytes per sample
     try:
-        for step in _steps(rollout, train, scored):
-            if isinstance(step, Alike):
-                yield step
-                continue
-            left, right = step
+        for left, right in _steps(rollout, train):
             if left and right and left[1].sample_id == right[1].sample_id:
+                digest = _digest(left[1].sample_id)
                 for side in (left_side, right_side):
-                    side.refuse_duplicate(left[1].sample_id, matched)
-                matched.add(_digest(left[1].sample_id))
+                    side.refuse_duplicate(left[1].sample_id, digest in matched)
+                matched.add(digest)
                 yield Matched(left[0], left[1], right[1])
                 continue
             for came, mine, others in (
@@ -71,12 +64,13 @@ def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched 
             ):
                 if came is None:
                     continue
-                mine.refuse_duplicate(came[1].sample_id, matched)
+                digest = _digest(came[1].sample_id)
+                mine.refuse_duplicate(came[1].sample_id, digest in matched)
                 partner = others.take(came[1].sample_id)
                 if partner is None:
                     mine.put(*came)
                     continue
-                matched.add(_digest(came[1].sample_id))
+                matched.add(digest)
                 first, second = (came, partner) if mine is left_side else (partner, came)
                 yield Matched(first[0], first[1], second[1])
         for waiting, lacks in ((left_side, "train"), (right_side, "rollout")):
@@ -87,13 +81,13 @@ def paired(rollout: Source, train: Source, scored: int = 0) -> Iterator[Matched 
         right_side.close()
 
 
-def _steps(rollout: Source, train: Source, scored: int) -> Iterator[Step | Alike]:
+def _steps(rollout: Source, train: Source) -> Iterator[Step]:
     sources: list[Any] = [
         read_trace(s) if isinstance(s, (str, os.PathLike)) else s for s in (rollout, train)
     ]
     left, right = sources
     if all(isinstance(source, TraceReader) and source.is_parquet for source in sources):
-        return steps(left, right, scored)
+        return side_by_side(left, right)
     lefts, rights = enumerate(_samples(left, "rollout")), enumerate(_samples(right, "train"))
     return zip_longest(lefts, rights)
 
@@ -156,8 +150,8 @@ class _Waiting:
         )
         self.disk.execute("INSERT INTO waiting VALUES (?, ?, ?)", row)
 
-    def refuse_duplicate(self, sample_id: str, matched: set[bytes]) -> None:
-        if _digest(sample_id) in matched or self._holds(sample_id):
+    def refuse_duplicate(self, sample_id: str, matched: bool) -> None:
+        if matched or self._holds(sample_id):
             raise trace_error(f"{self.name}: sample_id {sample_id!r:.60}", "occurs twice", "MM007")
 
     def _holds(self, sample_id: str) -> bool:

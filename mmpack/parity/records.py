@@ -1,26 +1,17 @@
-"""What a sample carries beside its layout: groups, scores, turns, targets, versions. Compared where both sides have it.
+"""Groups, scores, turns, targets and versions of samples, compared where both sides recorded them.
 
 Notes (names, provenance, free metadata) are never compared; where they differ, the report says so.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mmpack.parity.causes.pair import show
-from mmpack.parity.differences import (
-    Difference,
-    at_shared,
-    joined,
-    named,
-    of_list,
-    overlaps,
-    unlike_where_shared,
-)
+from mmpack.parity.differences import Difference, of_list, of_shared, of_spans, overlaps
 from mmpack.parity.sampling import who_lacks
 from mmpack.parity.values import DECIMALS, DIGITS, same_value
 from mmpack.schema.fields import Record
@@ -64,14 +55,17 @@ def recorded(sample: Sample, field: str) -> Any:
     return None if field == "group_id" and value == "" else value
 
 
-def unlike_records(left: Sample, right: Sample, same_ids: bool) -> list[str]:
-    """Fields of RECORDS that both sides recorded and that differ; of tokens only where these are the same."""
-    return [name for name in _unlike_records(left, right) if same_ids or not _of_tokens(name, left)]
+def record_differences(left: Sample, right: Sample) -> Iterator[Difference]:
+    """The first difference of each field of RECORDS that both sides recorded; of tokens only where ids are equal."""
+    same_ids = np.array_equal(left.input_ids, right.input_ids)
+    yield from (d for d in _differences(left, right) if same_ids or not _of_tokens(d.field, left))
 
 
-def _unlike_records(left: Sample, right: Sample) -> list[str]:
-    both = ((name, recorded(left, name), recorded(right, name)) for name in RECORDS)
-    return [name for name, a, b in both if None not in (_none(a), _none(b)) and _unlike(name, a, b)]
+def _differences(left: Sample, right: Sample) -> Iterator[Difference]:
+    for name in RECORDS:
+        a, b = recorded(left, name), recorded(right, name)
+        if a is not None and b is not None and (found := _first(name, a, b)):
+            yield found
 
 
 def _of_tokens(field: str, sample: Sample) -> bool:
@@ -83,10 +77,10 @@ def _of_tokens(field: str, sample: Sample) -> bool:
 
 def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, who) of RECORDS, as `fields.lacking` gives them."""
-    if not np.array_equal(left.input_ids, right.input_ids):
-        for name in _unlike_records(left, right):
-            if _of_tokens(name, left):
-                yield name, "moved"
+    if left is not right and not np.array_equal(left.input_ids, right.input_ids):
+        for found in _differences(left, right):
+            if _of_tokens(found.field, left):
+                yield found.field, "moved"
     for name in RECORDS:
         a, b = recorded(left, name), recorded(right, name)
         if a is None or b is None:
@@ -103,6 +97,8 @@ def lacking_records(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
 
 def notes(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
     """(field, "note") of what differs and is never compared."""
+    if left is right:
+        return
     for name in ("prefix_cached_tokens", "metadata"):
         if not same_value(getattr(left, name) or None, getattr(right, name) or None):
             yield name, "note"
@@ -113,38 +109,20 @@ def notes(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
             yield f"{name}.metadata", "note"
 
 
-def record_difference(field: str, left: Sample, right: Sample) -> Difference:
-    """The first difference of a field of RECORDS that differs."""
-    a, b = getattr(left, field), getattr(right, field)
+def _first(field: str, a: Any, b: Any) -> Difference | None:
+    """The first difference of two values of a field; None if they are equal."""
     if field == "policy_versions":
-        places = unlike_where_shared(a, b, "version")
-        assert places is not None
-        return at_shared(field, a, b, places, "version")
+        return of_shared(field, a, b, "version")
     if field == "observation_spans":
-        masks = joined(a, "source"), joined(b, "source")
-        places = unlike_where_shared(a, b, "turn")
-        if masks[0] != masks[1] or places is None:
-            return of_list(field, *masks, operator.eq, named("start", "stop", "source"))
-        return at_shared(field, a, b, places, "turn")
+        return of_spans(field, a, b, "source")
     if field == "teachers":
-        return Difference(field, _taught(a, b), _taught(b, a))
+        same = a.keys() == b.keys() and all(_same_lists(a[name], b[name]) for name in a)
+        return None if same else Difference(field, _taught(a, b), _taught(b, a))
     if not isinstance(a, list):
-        return Difference(field, show(a), show(b))
-    return of_list(field, _ordered(field, a), _ordered(field, b), _same, _shown)
-
-
-def _unlike(field: str, a: Any, b: Any) -> bool:
-    if field == "policy_versions":
-        return unlike_where_shared(a, b, "version") is not None
-    if field == "observation_spans":
-        unlike = joined(a, "source") != joined(b, "source")
-        return unlike or unlike_where_shared(a, b, "turn") is not None
-    if field == "teachers":
-        return a.keys() != b.keys() or any(not _same_lists(a[name], b[name]) for name in a)
-    if not isinstance(a, list):
-        return not same_value(a, b)
+        return None if same_value(a, b) else Difference(field, show(a), show(b))
     a, b = _ordered(field, a), _ordered(field, b)
-    return len(a) != len(b) or not all(map(_same, a, b))
+    same = len(a) == len(b) and all(map(_same, a, b))
+    return None if same else of_list(field, a, b, _same, _shown)
 
 
 def _same_lists(a: Ragged, b: Ragged) -> bool:
@@ -161,7 +139,7 @@ def _taught(lists: dict[str, Ragged], other: dict[str, Ragged]) -> str:
 
 
 def _same(a: Record, b: Record) -> bool:
-    """Equal in what is required, and in what else both recorded."""
+    """Equal in every required field and every field that both sides recorded."""
     return all(
         same_value(x, y) or (not declared.required and None in (_none(x), _none(y)))
         for name, declared, x, y in _parts(a, b)
@@ -175,7 +153,7 @@ def _parts(a: Record, b: Record) -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def _lacking_parts(field: str, a: list[Any], b: list[Any]) -> Iterator[tuple[str, str]]:
-    """What only one side recorded of the entries of a list."""
+    """Fields of a list's entries that only one side recorded."""
     if field == "observation_spans":
         pairs = [(a[i], b[j]) for i, j in overlaps(a, b)]
     else:
@@ -219,7 +197,7 @@ def _ordered(field: str, values: list[Any]) -> list[Any]:
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    """What was recorded of it."""
+    """Recorded fields by name."""
     values = {name: getattr(record, name) for name in type(record).columns() if name != "metadata"}
     return {
         name: f"of shape {list(v.shape)}" if isinstance(v, np.ndarray) else v

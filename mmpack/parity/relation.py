@@ -1,4 +1,4 @@
-"""What two sets of logprobs of the same tokens are to each other: shifted by one, of another base or temperature.
+"""Relation of two sets of logprobs of the same tokens: shifted by one, of another base or temperature.
 
 `rollout` and `train`: one float64 [n] per sample, natural logs if all is well. Each relation is named only where
 numbers fit it and none of the others.

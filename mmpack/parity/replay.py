@@ -1,4 +1,4 @@
-"""What the engine did and the trainer is to replay: kept ids of loss tokens, routes of experts.
+"""Fields of the engine's run that the trainer replays: kept ids of loss tokens, routes of experts.
 
 Where one side has it and the other has not, logprobs differ: that is a difference, not something left out.
 """
@@ -17,20 +17,15 @@ from mmpack.schema.sample import Sample
 REPLAYED = ("kept_ids", "routed_experts")
 
 
-def unlike_replay(left: Sample, right: Sample) -> list[str]:
-    """Fields of REPLAYED that only one side has, or that differ over the same tokens."""
-    out = []
+def replay_differences(left: Sample, right: Sample) -> Iterator[Difference]:
+    """The first difference of each field of REPLAYED that only one side has, or that differs over the same tokens."""
     for name in REPLAYED:
         a, b = getattr(left, name), getattr(right, name)
-        if a is None and b is None:
-            continue
-        if a is None or b is None:
-            unlike = bool(left.num_loss_tokens or right.num_loss_tokens)
-        else:
-            unlike = _same_tokens(name, left, right) and _differs(name, left, right)
-        if unlike:
-            out.append(name)
-    return out
+        if a is not None and b is not None:
+            if _same_tokens(name, left, right):
+                yield from _kept(left, right) if name == "kept_ids" else _routes(left, right)
+        elif a is not b and (left.num_loss_tokens or right.num_loss_tokens):
+            yield Difference(name, _described(name, a), _described(name, b))
 
 
 def lacking_replay(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
@@ -43,21 +38,25 @@ def lacking_replay(left: Sample, right: Sample) -> Iterator[tuple[str, str]]:
             yield name, "moved"
 
 
-def replay_difference(name: str, left: Sample, right: Sample) -> Difference:
-    """The first difference of a field that `unlike_replay` names."""
-    a, b = getattr(left, name), getattr(right, name)
-    if a is None or b is None:
-        return Difference(name, _described(name, a), _described(name, b))
-    if name == "kept_ids":
+def _kept(left: Sample, right: Sample) -> Iterator[Difference]:
+    a, b = left.kept_ids, right.kept_ids
+    assert a is not None and b is not None
+    if a != b:
         k = int(np.argmax(unlike_lists(a, b)))
         token = int(left.loss_indices[k])
         one, two = (f"{_ids(x[k : k + 1])} kept" for x in (a, b))
-        return Difference(name, one, two, token, (token, token + 1))
+        yield Difference("kept_ids", one, two, token, (token, token + 1))
+
+
+def _routes(left: Sample, right: Sample) -> Iterator[Difference]:
+    name, a, b = "routed_experts", left.routed_experts, right.routed_experts
+    assert a is not None and b is not None
     if a.shape[1:] != b.shape[1:]:
-        return Difference(name, _described(name, a), _described(name, b))
-    token, layer = (int(i) for i in np.argwhere(unlike_routes(left, right))[0])
-    one, two = (f"experts {x[token, layer].tolist()} in layer {layer}" for x in (a, b))
-    return Difference(name, one, two, token, (token, token + 1))
+        yield Difference(name, _described(name, a), _described(name, b))
+    elif not np.array_equal(a, b) and (unlike := unlike_routes(left, right)).any():
+        token, layer = (int(i) for i in np.argwhere(unlike)[0])
+        one, two = (f"experts {x[token, layer].tolist()} in layer {layer}" for x in (a, b))
+        yield Difference(name, one, two, token, (token, token + 1))
 
 
 def unlike_lists(a: Ragged, b: Ragged) -> np.ndarray:
@@ -89,16 +88,6 @@ def _same_tokens(name: str, left: Sample, right: Sample) -> bool:
         return len(left.routed_experts) == len(right.routed_experts)  # type: ignore[arg-type]
     same = np.array_equal(left.loss_indices, right.loss_indices)
     return same and len(left.kept_ids) == len(right.kept_ids)  # type: ignore[arg-type]
-
-
-def _differs(name: str, left: Sample, right: Sample) -> bool:
-    if name == "kept_ids":
-        return left.kept_ids != right.kept_ids
-    a, b = left.routed_experts, right.routed_experts
-    assert a is not None and b is not None
-    if np.array_equal(a, b):
-        return False
-    return a.shape[1:] != b.shape[1:] or bool(unlike_routes(left, right).any())
 
 
 def _described(name: str, value: Ragged | np.ndarray | None) -> str:

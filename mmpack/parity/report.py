@@ -1,4 +1,4 @@
-"""What parity found: findings (one line each) and the report that holds them. Token indices, half-open spans."""
+"""Findings of parity (one line each) and the report that holds them. Token indices, half-open spans."""
 
 from __future__ import annotations
 

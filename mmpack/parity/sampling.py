@@ -1,4 +1,4 @@
-"""What the logprobs of two sides mean: raw or processed, and under which of the sampler's settings."""
+"""Meaning of two sides' logprobs: raw or processed, and under which settings of the sampler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Settings = dict[str, Any] | None
 
 
 def who_lacks(a: Any, b: Any) -> str:
-    """Which side has None, where one has."""
+    """Name the side that has None: both, rollout or train."""
     return "both" if a is None and b is None else "rollout" if a is None else "train"
 
 
@@ -87,7 +87,7 @@ def _shown(name: str, settings: Settings) -> str:
 
 
 def lacking_sampling(left: Settings, right: Settings, scored: bool) -> Iterator[tuple[str, str]]:
-    """What `fields.lacking` gives of `sampling`; `scored`: both sides have the logprobs that it speaks of."""
+    """Yield entries of `fields.lacking` for `sampling`; `scored`: both sides have the logprobs it describes."""
     a, b = left or {}, right or {}
     kinds = a.get("logprobs"), b.get("logprobs")
     if None in (left, right):
@@ -99,7 +99,7 @@ def lacking_sampling(left: Settings, right: Settings, scored: bool) -> Iterator[
     if not scored:
         yield "sampling", "unscored"
         return
-    if kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1] or left is right:
         return
     for name in dict.fromkeys([*a, *b]):
         if name == "logprobs":

@@ -66,12 +66,5 @@ def is_report(document: Any) -> bool:
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     """Types of a dataclass's fields; Sample is named where it is not imported."""
-    names = {"Sample": object, "Callable": typing.Callable, "FrameDifference": _frames()}
-    hints = typing.get_type_hints(kind, localns=names)
+    hints = typing.get_type_hints(kind, localns={"Sample": object})
     return {name: hint for name, hint in hints.items() if name not in UNSAVED}
-
-
-def _frames() -> Any:
-    from mmpack.parity.frame_difference import FrameDifference
-
-    return FrameDifference

@@ -112,7 +112,7 @@ class Action(Record):
             raise ArgumentError(f"{name}: {self.lacks()}. Fix: {_FIX}")
 
     def lacks(self) -> str:
-        """What an action needs beyond its required fields and lacks, or nothing."""
+        """Say what an action lacks beyond its required fields; empty if nothing."""
         return ""
 
     def points(self) -> dict[str, Point]:

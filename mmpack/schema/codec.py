@@ -6,7 +6,6 @@ Level 0 is the coarsest; each further level codes what the ones before left over
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,12 @@ from mmpack.schema.fields import Record, column
 from mmpack.schema.specs import COUNT_MAX, Array, Float, Ints, Json, Str
 
 
-@dataclass(frozen=True)
-class Grid(Array):
-    """An array [rows, n] within a record: columns of records are read in Python, Arrow has no such array of numpy's."""
-
-    def arrow_type(self, pyarrow: ModuleType) -> Any:
-        return None
-
-
 @dataclass(eq=False)
 class CodecIds(Record):
     """One piece of audio as its codec's ids."""
 
     codec: str = column(Str(), "name and revision of the codec")
-    codes: np.ndarray = column(Grid("int32", rows=0, high=COUNT_MAX), "ids, levels by frames")
+    codes: np.ndarray = column(Array("int32", rows=0, high=COUNT_MAX), "ids, levels by frames")
     codebook_sizes: tuple[int, ...] = column(Ints(), "ids of each level's codebook")
     frame_rate: float = column(Float(), "frames per second")
     content_hash: str | None = column(

@@ -33,7 +33,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What could not be used. `code`: a rule (MMxxx); `place`: where it came from, such as `t.jsonl: record 7`."""
+    """One thing that could not be used. `code`: a rule (MMxxx); `place`: its origin, such as `t.jsonl: record 7`."""
 
     code: str
     reason: str
@@ -43,7 +43,7 @@ class DeadLetter:
 
     @property
     def name(self) -> str:
-        """What tells it from other letters: the sample's id, else its place."""
+        """Name by which letters are told apart: the sample's id, else its place."""
         return self.place if self.sample is None else self.sample.sample_id
 
     def line(self) -> str:
@@ -59,7 +59,7 @@ class DeadLetter:
 
     @classmethod
     def of_line(cls, line: str) -> DeadLetter:
-        """What `line` wrote; the note is in the sample's metadata no more. Raises: TraceError, ValueError, KeyError."""
+        """Read what `line` wrote; the note leaves the sample's metadata. Raises: TraceError, ValueError, KeyError."""
         record = json.loads(line)
         about = record.pop("dead_letter")
         sample = None if "name" in about else Sample.from_dict(record)
@@ -69,7 +69,7 @@ class DeadLetter:
 def letter_of(
     error: BaseException, place: str, sample: Sample | None = None, record: str | None = None
 ) -> DeadLetter:
-    """The letter for an error: of its own code if it has one, MM501 or MM503 where a file was at fault, else MM505."""
+    """Return the letter for an error. Code: the error's own, else MM501 or MM503 for a file, else MM505."""
     if isinstance(error, SchemaError) and error.problems:
         code: str | None = error.problems[0].code
     else:
@@ -81,7 +81,7 @@ def letter_of(
 
 
 def _of_system(error: BaseException | None) -> str:
-    """By the file's error behind one that says it in words."""
+    """Return the code of the OSError behind an error; MM505 if there is none."""
     while error is not None:
         if isinstance(error, OSError):
             return "MM503" if error.errno in NO_ROOM else "MM501"

@@ -1,7 +1,8 @@
-"""The JSON schemas of a record of a trace and of an action, from the dataclasses' declarations."""
+"""The JSON schemas of a record of a trace and of an action, from their fields' specs; the page of the rules."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from mmpack.schema.actions import ACTIONS, Action, Scroll
@@ -33,6 +34,45 @@ def action_schema() -> dict[str, Any]:
         "oneOf": [{"$ref": f"#/$defs/{cls.__name__}"} for cls in ACTIONS.values()],
         "$defs": {cls.__name__: _action(cls) for cls in ACTIONS.values()},
     }
+
+
+def schema_text(schema: dict[str, Any]) -> str:
+    """A schema as its file holds it."""
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def rules_markdown() -> str:
+    """Return the page of the rules: a table per block of codes."""
+    blocks = {
+        "MM0": ("Structure", "A file that breaks one is not read (exit 2)."),
+        "MM1": ("Media and modality spans", "A broken rule of a sample: `validate` exits 1."),
+        "MM2": ("Loss and other spans", "A broken rule of a sample: `validate` exits 1."),
+        "MM3": ("Columns and scores", "A broken rule of a sample: `validate` exits 1."),
+        "MM4": ("Planning and packing", "What can't be planned or packed."),
+        "MM5": (
+            "Runs",
+            "What went wrong around a sample, as dead letters and `BlobError.code` name it.",
+        ),
+    }
+    lines = [
+        "# Rules",
+        "",
+        "`mmpack explain CODE` says more on each: an example that breaks it, what it looks like, how to fix it.",
+        "This table is generated from `mmpack/schema/codes.py`: do not edit.",
+    ]
+    for prefix, (title, meaning) in blocks.items():
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            meaning,
+            "",
+            "| code | says | fix |",
+            "| --- | --- | --- |",
+        ]
+        rules = [r for r in RULES.values() if r.code.startswith(prefix)]
+        lines += [f'| <a id="{r.code}"></a>{r.code} | {r.says} | {r.fix} |' for r in rules]
+    return "\n".join(lines) + "\n"
 
 
 def _action(cls: type[Action]) -> dict[str, Any]:

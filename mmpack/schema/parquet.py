@@ -5,11 +5,11 @@ Arrays go from Arrow's buffers to numpy without a Python object per token.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,6 @@ from mmpack.schema.parquet_lists import (
     teachers_to_arrow,
 )
 from mmpack.schema.parquet_pages import read_row_groups
-from mmpack.schema.parquet_same import Same, Stamp, no_columns, same_columns, stamp
 from mmpack.schema.ragged import RaggedSpec, TeachersSpec
 from mmpack.schema.routes import RoutesSpec
 from mmpack.schema.sample import REPLAY, Sample
@@ -40,8 +39,6 @@ from mmpack.schema.specs import Array, Json, Spec
 
 GROUP_BYTES, GROUP_ROWS = 16 * 2**20, 1024  # of a row group that is written, in required columns
 MAX_GROUP_BYTES = 96 * 2**20  # of a row group that is written, in all columns
-BATCH_BYTES = 8 * 2**20  # of rows that are decoded at a time, levels included
-BLOCK_BYTES = 4 * BATCH_BYTES  # of rows that are compared at a time
 TEXT_BYTES = 8 * 2**20  # of texts that are held at a time
 BUFFER_BYTES = 2**20
 AS_TEXT = (Json, Records, RoutesSpec)  # JSON text columns
@@ -56,32 +53,11 @@ class Block:
     rows: int
     columns: dict[str, Any]
     max_record_bytes: int
-    left_out: frozenset[str] = frozenset()  # columns to take from the same rows of another file
-    stamp: Stamp = ()  # of the file
-    other: Stamp = ()  # of the file that was compared with
-    # columns of records that are parsed, as lists of structs
-    lists: dict[str, Any] = field(default_factory=dict)
 
     def slice(self, start: int, stop: int) -> Block:
         """The rows [start, stop), without a copy."""
-        columns, lists = (
-            {name: c.slice(start, stop - start) for name, c in of.items()}
-            for of in (self.columns, self.lists)
-        )
-        first = self.first + start
-        return replace(self, first=first, rows=stop - start, columns=columns, lists=lists)
-
-    def filled(self, other: Block | None) -> Block:
-        """With what was left out, from the same rows of the other file. Raises TraceError (MM001)."""
-        if other is None or not self.left_out:
-            return self
-        if other.stamp != self.other:
-            raise trace_error(other.path, "was replaced while it was read", "MM001")
-        columns, lists = (
-            mine | {n: c for n, c in theirs.items() if n in self.left_out}
-            for mine, theirs in ((self.columns, other.columns), (self.lists, other.lists))
-        )
-        return replace(self, columns=columns, lists=lists, left_out=frozenset())
+        columns = {name: c.slice(start, stop - start) for name, c in self.columns.items()}
+        return replace(self, first=self.first + start, rows=stop - start, columns=columns)
 
     def values(self, name: str) -> list[Any]:
         """A column as Python has it."""
@@ -89,18 +65,35 @@ class Block:
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (record number from 1, record), arrays as numpy, absent fields left out. Raises TraceError."""
-        for number, record in enumerate(_records(self), self.first):
-            _check_size(record, self.max_record_bytes, f"{self.path}: record {number}")
-            yield number, _parsed(record, self.max_record_bytes, f"{self.path}: record {number}")
+        for number, record in self.unparsed():
+            yield number, self.parsed(number, record)
+
+    def unparsed(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield what `records` does, JSON as text. Raises TraceError."""
+        yield from enumerate(_records(self), self.first)
+
+    def parsed(
+        self, number: int, record: dict[str, Any], names: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """A record of `unparsed` with its JSON parsed; of `names`, only that. Raises TraceError, also for its size."""
+        where = self.where(number)
+        if sum(map(_size, record.values())) > self.max_record_bytes:
+            raise trace_error(where, f"is larger than {self.max_record_bytes} bytes", "MM010")
+        return record | {
+            name: parse_text(record[name], self.max_record_bytes, f"{where}.{name}")
+            for name in _texts()
+            if name in record
+            and (names is None or name in names)
+            and not (name in REPLAY and record.get("schema_version") == "1")
+        }
+
+    def where(self, number: int) -> str:
+        """How errors name a record."""
+        return f"{self.path}: record {number}"
 
 
-def read_blocks(
-    path: Path, max_record_bytes: int, other: Path | None = None, batch_bytes: int = BLOCK_BYTES
-) -> Iterator[Block]:
+def read_blocks(path: Path, max_record_bytes: int) -> Iterator[Block]:
     """Yield the rows of a Parquet trace, some at a time.
-
-    `other`: a trace whose records, by number, stand in for columns that hold the same bytes there: those are
-    not read, see `Block.left_out`.
 
     Raises TraceError: MM001 not Parquet or corrupt, MM004 a missing column, MM010 a record larger than
     `max_record_bytes`, or a file that decodes to more than `bounds.Total` allows.
@@ -108,21 +101,8 @@ def read_blocks(
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
     require("pyarrow.compute", "parquet", "read_trace of a .parquet file")
     try:
-        layout = _layout_of(path, max_record_bytes, batch_bytes)
-        with ExitStack() as stack:
-            reader = stack.enter_context(_opened(path, layout))
-            same: Same = no_columns
-            compared: Stamp = ()
-            if other is not None:
-                same, compared = stack.enter_context(same_columns(path, other, layout.leaves))
-            first = 1
-            for group, rows in enumerate(layout.rows):
-                if rows:
-                    left_out = same(group) - {"sample_id"}
-                    start = Block(f"{path}", first, 0, {}, max_record_bytes, left_out)
-                    start = replace(start, stamp=layout.stamp, other=compared)
-                    yield from _blocks_of(reader, layout, group, start)
-                    first += rows
+        with path.open("rb") as file:
+            yield from _blocks(file, f"{path}", max_record_bytes)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())[:200]
         raise trace_error(f"{path}", f"can't be read as Parquet: {why}", "MM001") from None
@@ -134,7 +114,7 @@ def read_parquet(path: Path, max_record_bytes: int) -> Iterator[tuple[int, dict[
     Raises TraceError as `read_blocks` does, and MM003 for a column of another type, MM010 for a
     record larger than `max_record_bytes`.
     """
-    for block in read_blocks(path, max_record_bytes, batch_bytes=BATCH_BYTES):
+    for block in read_blocks(path, max_record_bytes):
         yield from block.records()
 
 
@@ -162,80 +142,59 @@ def _columns() -> list[tuple[str, Any]]:
     return list(Sample.columns().items())
 
 
+@functools.cache
+def _texts() -> list[str]:
+    """The columns of JSON text, in order."""
+    return [name for name, column in _columns() if isinstance(column.spec, AS_TEXT)]
+
+
 # ---- reading -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What is known of a file before a value is decoded."""
-
-    metadata: Any  # pyarrow's
-    leaves: list[str]  # paths of the columns
-    rows: list[int]  # of each row group
-    batch_rows: list[int]  # of each row group: rows to decode at a time
-    texts: list[str]  # columns to leave as dictionaries
-    total: Total
-    stamp: Stamp
-
-
-def _layout_of(path: Path, max_record_bytes: int, batch_bytes: int) -> _Layout:
+def _blocks(file: IO[bytes], path: str, max_record_bytes: int) -> Iterator[Block]:
+    """The blocks of an open file: pyarrow reads it once its footer and pages are known to be what they say."""
     parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
-    with path.open("rb") as file:
-        groups = read_row_groups(file, f"{path}")
-        opened = os.fstat(file.fileno())
-        metadata = parquet.read_metadata(path)
-        schema = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-        leaves = [column.path for column in schema]
-        levels = [column.max_repetition_level for column in schema]
-        texts = texts_of(set(leaves), [chunks for _, chunks in groups])
-        total = Total(opened.st_size, max_record_bytes)
-        batch_rows = bounded(
-            file, groups, levels, texts, total, max_record_bytes, batch_bytes, f"{path}"
-        )
-    rows = [rows for rows, _ in groups]
-    return _Layout(metadata, leaves, rows, batch_rows, texts, total, stamp(opened))
-
-
-def _opened(path: Path, layout: _Layout) -> Any:
-    """pyarrow's reader of the file that `layout` was made of."""
-    parquet = require("pyarrow.parquet", "parquet", "read_trace of a .parquet file")
+    groups = read_row_groups(file, path)
+    total = Total(os.fstat(file.fileno()).st_size, max_record_bytes)
+    metadata = parquet.read_metadata(file)
+    leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    texts = texts_of({leaf.path for leaf in leaves}, [chunks for _, chunks in groups])
+    levels = [leaf.max_repetition_level for leaf in leaves]
+    batch_rows = bounded(file, groups, levels, texts, total, max_record_bytes, path)
     reader = parquet.ParquetFile(
-        path,
-        metadata=layout.metadata,
+        file,
+        metadata=metadata,
         buffer_size=BUFFER_BYTES,
         pre_buffer=False,
         page_checksum_verification=True,
         arrow_extensions_enabled=False,
-        read_dictionary=layout.texts,
+        read_dictionary=texts,
     )
-    try:
-        _check_names(reader.schema_arrow.names, f"{path}")
-        if stamp(os.stat(path)) != layout.stamp:
-            raise trace_error(f"{path}", "was replaced while it was read", "MM001")
-    except BaseException:
-        reader.close()
-        raise
-    return reader
+    _check_names(reader.schema_arrow.names, path)
+    first = 1
+    for group, (rows, _) in enumerate(groups):
+        if rows:
+            batches = reader.iter_batches(batch_rows[group], row_groups=[group])
+            start = Block(path, first, rows, {}, max_record_bytes)
+            yield from _blocks_of(batches, start, total, f"{path}: row group {group}")
+            first += rows
 
 
-def _blocks_of(reader: Any, layout: _Layout, group: int, start: Block) -> Iterator[Block]:
-    """The blocks of a row group; `start` has no rows yet."""
+def _blocks_of(batches: Iterable[Any], group: Block, total: Total, where: str) -> Iterator[Block]:
+    """The blocks of a row group, of which `group` has no columns yet."""
     pyarrow = require("pyarrow", "parquet", "read_trace of a .parquet file")
-    where = f"{start.path}: row group {group}"
-    wanted = [name for name in reader.schema_arrow.names if name not in start.left_out]
     done = 0
-    for batch in reader.iter_batches(layout.batch_rows[group], row_groups=[group], columns=wanted):
+    for batch in batches:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = {n: c for n, c in columns.items() if c.null_count < len(c)}
         sizes = _text_sizes(columns, batch.num_rows, pyarrow)
-        layout.total.add(int(sizes.sum()), where)
+        total.add(int(sizes.sum()), where)
         for a, b in _parts(sizes):
             part = {n: _decoded(c.slice(a, b - a), pyarrow) for n, c in columns.items()}
-            yield replace(start, first=start.first + done, rows=b - a, columns=part)
+            yield replace(group, first=group.first + done, rows=b - a, columns=part)
             done += b - a
-    if done != layout.rows[group]:
-        why = f"has {done} rows, its footer says {layout.rows[group]}"
-        raise trace_error(where, why, "MM001")
+    if done != group.rows:
+        raise trace_error(where, f"has {done} rows, its footer says {group.rows}", "MM001")
 
 
 def _check_names(names: list[str], where: str) -> None:
@@ -302,7 +261,7 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
 
 
 def _values(column: Any, name: str, spec: Spec | None, block: Block) -> list[Any]:
-    """A column as `Sample.from_dict` takes it. Raises TraceError."""
+    """Return a column as `Sample.from_dict` takes it. Raises TraceError."""
     if isinstance(spec, Array):
         return read_arrays(column, name, block.path, block.first)
     if isinstance(spec, RaggedSpec):
@@ -312,26 +271,11 @@ def _values(column: Any, name: str, spec: Spec | None, block: Block) -> list[Any
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
-def _check_size(record: dict[str, Any], limit: int, where: str) -> None:
-    size = sum(map(_size, record.values()))
-    if size > limit:
-        raise trace_error(where, f"is larger than {limit} bytes", "MM010")
-
-
 def _size(value: Any) -> int:
     """Bytes of arrays and texts."""
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     return len(value) if isinstance(value, str) else int(getattr(value, "nbytes", 0))
-
-
-def _parsed(record: dict[str, Any], max_record_bytes: int, where: str) -> dict[str, Any]:
-    """The record with its JSON text columns parsed."""
-    for name, column in _columns():
-        old = name in REPLAY and record.get("schema_version") == "1"
-        if name in record and isinstance(column.spec, AS_TEXT) and not old:
-            record[name] = parse_text(record[name], max_record_bytes, f"{where}.{name}")
-    return record
 
 
 def parse_text(text: Any, max_record_bytes: int, where: str) -> Any:
@@ -371,7 +315,7 @@ def _row_groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, An
 
 
 def arrow_type_of(spec: Spec, pyarrow: ModuleType) -> Any:
-    """Of a column; what Arrow has no type for is JSON text."""
+    """Return the Arrow type of a field's column: that of its spec, else string for JSON text."""
     return spec.arrow_type(pyarrow) or pyarrow.string()
 
 

@@ -1,5 +1,4 @@
-"""What a Parquet trace would decode to, from page headers and levels: refused if too much, else how many rows
-to decode at a time."""
+"""Bounds on what a Parquet trace decodes to, from page headers and levels: refuse too much, or choose batches."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from mmpack.schema.error_text import escaped, trace_error
 from mmpack.schema.parquet_pages import Chunk
 from mmpack.schema.parquet_rows import row_lengths
 
-BATCH_ROWS = 512  # of rows that are decoded at a time
+BATCH_ROWS, BATCH_BYTES = 512, 8 * 2**20  # that are decoded at a time, levels included
 BATCH_RECORDS = 4  # the most records of the largest size in rows that are decoded at a time, unless it is one row
 PAGE_RECORDS = 8  # and in a page, which is decompressed whole
 LEVEL_BYTES = 16  # a decoded value (8) with its levels and offsets
@@ -32,10 +31,9 @@ def bounded(
     texts: list[str],
     total: Total,
     max_record_bytes: int,
-    batch_bytes: int,
     where: str,
 ) -> list[int]:
-    """Of each row group, how many rows to decode at a time.
+    """Return how many rows to decode at a time, for each row group.
 
     `levels`: the largest repetition level of each column. `texts` are not counted, what they decode to is known only
     from their indices. Raises TraceError: MM010 for too much in all, in one page or in one row; MM001.
@@ -61,7 +59,7 @@ def bounded(
                     raise trace_error(f"{where}: record {first + longest}", why, "MM010")
                 more = lengths * (width + LEVEL_BYTES)
                 sizes = sizes + more if len(sizes) else more
-        out.append(_batch_rows(rows, chunks, texts, batch_bytes, sizes, max_record_bytes))
+        out.append(_batch_rows(rows, chunks, texts, sizes, max_record_bytes))
         first += rows
     return out
 
@@ -75,7 +73,6 @@ def _batch_rows(
     rows: int,
     chunks: list[Chunk],
     texts: list[str],
-    batch_bytes: int,
     sizes: np.ndarray,
     max_record_bytes: int,
 ) -> int:
@@ -83,7 +80,7 @@ def _batch_rows(
     for chunk in chunks:
         if chunk.is_text and not chunk.is_nested and chunk.name not in texts:
             row_bytes += chunk.repeated_bytes
-    out = max(1, min(BATCH_ROWS, batch_bytes // row_bytes))
+    out = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
     while out > 1 and len(sizes):  # rows may differ much in length
         if (
             np.add.reduceat(sizes, np.arange(0, rows, out)).max()

@@ -133,7 +133,7 @@ def _refuse_nulls(values: Any, levels: list[np.ndarray], where: str, name: str, 
 
 
 def arrays_to_arrow(values: list[Any], spec: Array, pyarrow: ModuleType) -> Any:
-    """Arrays [n] or [rows, n], or None, as a column of lists."""
+    """Write arrays [n] or [rows, n], or None, as a column of lists."""
     missing = pyarrow.array([v is None for v in values], pyarrow.bool_())
     rows = [
         np.zeros((0,) * (1 if spec.rows is None else 2), spec.dtype) if v is None else v
@@ -147,7 +147,7 @@ def arrays_to_arrow(values: list[Any], spec: Array, pyarrow: ModuleType) -> Any:
 
 
 def ragged_to_arrow(values: list[Any], pyarrow: ModuleType) -> Any:
-    """What `RaggedSpec.write` made, or None, as a column of lists of lists."""
+    """Write values of `RaggedSpec.write`, or None, as a column of lists of lists."""
     missing = pyarrow.array([v is None for v in values], pyarrow.bool_())
     given = [v for v in values if v is not None]
     lengths = [np.diff(v["offsets"]) for v in given]
@@ -160,7 +160,7 @@ def ragged_to_arrow(values: list[Any], pyarrow: ModuleType) -> Any:
 
 
 def teachers_to_arrow(values: list[Any], pyarrow: ModuleType) -> Any:
-    """What `TeachersSpec.write` made, or None, as a column of lists of structs."""
+    """Write values of `TeachersSpec.write`, or None, as a column of lists of structs."""
     missing = pyarrow.array([v is None for v in values], pyarrow.bool_())
     entries = [entry for v in values for entry in (v or {}).items()]
     scores = [lists["logprobs"] for _, lists in entries]

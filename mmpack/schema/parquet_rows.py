@@ -16,7 +16,7 @@ from mmpack.schema.parquet_pages import DATA_PAGE_V2, DICTIONARY_PAGE, Chunk, Pa
 
 RLE = 3
 REP_ENCODING = 4  # field of a data page's own header
-REP_LENGTH, DEF_LENGTH, IS_PACKED = 6, 5, 7  # of a version 2 header
+REP_LENGTH = 6  # of a version 2 header
 MAX_RUNS = 2**22  # of a chunk: as many are read in seconds
 STREAMED = {
     2: "gzip",

@@ -181,7 +181,7 @@ class Ragged:
 
 
 def ragged_fault(offsets: np.ndarray, ids: np.ndarray, logprobs: np.ndarray | None) -> Fault | None:
-    """What of the arrays does not fit the others; None if all does."""
+    """Return the first array that does not fit the others, and why; None if all fit."""
     if not len(offsets) or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
         return "offsets", "do not go up from 0", "MM013"
     if offsets[-1] != len(ids):

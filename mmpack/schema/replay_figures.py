@@ -1,4 +1,4 @@
-"""What a sample holds to be replayed, in a few figures: for `inspect` and the page."""
+"""A few figures of what a sample holds to be replayed, for `inspect` and the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmpack.schema.sample import Sample
 
 
 def replay_figures(sample: Sample) -> dict[str, Any]:
-    """Of each of `kept_ids`, `teachers` and `routed_experts` that the sample has: sizes, per loss token or token."""
+    """Return sizes of the sample's `kept_ids`, `teachers` and `routed_experts`, per loss token or token."""
     out: dict[str, Any] = {}
     if sample.kept_ids is not None:
         out["kept_ids"] = _lengths(sample.kept_ids)

@@ -60,7 +60,7 @@ class Version(Str):
 
 @dataclass(eq=False)
 class Sample(Record, Drawn):
-    """What a rollout engine returned and a trainer must see.
+    """One sample of a trace: what a rollout engine returned and a trainer must see.
 
     Arrays are numpy: `input_ids` int64 [L], `position_ids` int64 [rows, L], `attention_mask`
     int8 [L], `rollout_logprobs` float32 [n], `routed_experts` uint8 or uint16 [L, layers, k]. `kept_ids` and each of
@@ -231,7 +231,7 @@ def version_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
 
 def shape_faults(sample: Sample, prefix: str = "") -> Iterator[TraceError]:
     """Arrays that don't have the length of `input_ids`, or one row for each of the family's positions (MM008);
-    audio of a family that hears none (MM011).
+    audio of a family without audio (MM011).
     """
     yield from version_faults(sample, prefix)
     known = FAMILIES[sample.family].placeholder_ids

@@ -165,7 +165,7 @@ class Score(Record):
 
 @dataclass(eq=False)
 class Cost(Record):
-    """What the policy is charged: written as a Score is, and of another type, so that no cost is paid as a reward."""
+    """A charge to the policy. It has a Score's fields but its own type, so that no cost is paid as a reward."""
 
     name: str = column(Str(), "who charges it")
     value: float = column(Float(), "the cost; above 0 is bad")

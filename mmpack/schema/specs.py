@@ -1,4 +1,4 @@
-"""What a field of a record accepts, stated once: a spec reads it, writes it, describes it and checks columns of it.
+"""Specs: each states once what a field of a record accepts; it reads, writes and describes the field.
 
 A spec never trusts its input: it allocates no more than what it was given, and its error names
 file, record and field (`where`).
@@ -27,7 +27,7 @@ class Spec:
     """Base: `read` turns JSON into the value, `write` turns it back, `schema` describes it.
 
     `holds`: whether a value is as `read` returns it. `checked`: what `read` returns for a value in memory.
-    `arrow_type`, `reads_column`: the same field as a column of Arrow.
+    `arrow_type`: of a Parquet column of such values.
     """
 
     def read(self, value: Any, where: str) -> Any:
@@ -54,20 +54,8 @@ class Spec:
         return {}
 
     def arrow_type(self, pyarrow: ModuleType) -> Any:
-        """The type of a column of such values; None for free values, which Parquet holds as JSON text."""
+        """The type of a column of such values; None for what Parquet holds as JSON text."""
         return None
-
-    def reads(self, value: Any) -> bool:
-        """Whether `read` accepts a value."""
-        try:
-            self.read(value, "")
-        except TraceError:
-            return False
-        return True
-
-    def reads_column(self, column: Any) -> bool:
-        """Whether `read` surely accepts each value of an Arrow column of `arrow_type`; nulls don't count."""
-        return all(map(self.reads, column.drop_null().unique().to_pylist()))
 
 
 @dataclass(frozen=True)
@@ -76,6 +64,8 @@ class Int(Spec):
     high: int = COUNT_MAX
 
     def read(self, value: Any, where: str) -> int:
+        if self.holds(value):  # most are
+            return int(value)
         if isinstance(value, np.integer):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -92,9 +82,6 @@ class Int(Spec):
 
     def arrow_type(self, pyarrow: ModuleType) -> Any:
         return pyarrow.int64()
-
-    def reads_column(self, column: Any) -> bool:
-        return all(map(self.reads, _extremes(column)))
 
 
 @dataclass(frozen=True)
@@ -115,13 +102,6 @@ class Float(Spec):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "number"}
-
-    def arrow_type(self, pyarrow: ModuleType) -> Any:
-        return pyarrow.float64()
-
-    def reads_column(self, column: Any) -> bool:
-        # beyond INT_MAX it may have been an integer, which `read` refuses
-        return all(self.reads(v) and abs(v) <= INT_MAX for v in _extremes(column))
 
 
 @dataclass(frozen=True)
@@ -159,9 +139,6 @@ class Str(Spec):
     def arrow_type(self, pyarrow: ModuleType) -> Any:
         return pyarrow.string()
 
-    def reads_column(self, column: Any) -> bool:
-        return not (self.choices or self.pattern) or super().reads_column(column)
-
 
 @dataclass(frozen=True)
 class Ints(Spec):
@@ -188,9 +165,6 @@ class Ints(Spec):
     def arrow_type(self, pyarrow: ModuleType) -> Any:
         return pyarrow.list_(pyarrow.int64())
 
-    def reads_column(self, column: Any) -> bool:
-        return _reads_lists(column, Int(self.low, self.high), self.length)
-
 
 @dataclass(frozen=True)
 class Floats(Spec):
@@ -211,12 +185,6 @@ class Floats(Spec):
 
     def schema(self) -> dict[str, Any]:
         return _array_schema(Float(), self.length)
-
-    def arrow_type(self, pyarrow: ModuleType) -> Any:
-        return pyarrow.list_(pyarrow.float64())
-
-    def reads_column(self, column: Any) -> bool:
-        return _reads_lists(column, Float(), self.length)
 
 
 @dataclass(frozen=True)
@@ -255,14 +223,6 @@ class Array(Spec):
         except TraceError as error:
             faults.append(error)
         return array
-
-    def reads_values(self, flat: np.ndarray) -> bool:
-        """Whether `read` accepts values [n], whatever their shape."""
-        try:
-            self._check_values(flat, "")
-        except TraceError:
-            return False
-        return True
 
     def _check(self, array: np.ndarray, where: str) -> None:
         if array.ndim != (1 if self.rows is None else 2):
@@ -350,11 +310,6 @@ class Array(Spec):
         row = pyarrow.list_(pyarrow.type_for_alias(self.dtype))
         return row if self.rows is None else pyarrow.list_(row)
 
-    def reads_column(self, column: Any) -> bool:
-        """Of lists of numbers."""
-        flat = column.flatten()
-        return not flat.null_count and self.reads_values(flat.to_numpy())
-
 
 @dataclass(frozen=True)
 class Json(Spec):
@@ -389,6 +344,8 @@ def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any,
         raise trace_error(where, f"expected an array, found {shown(value)}")
     if length is not None and len(value) != length:
         raise trace_error(where, f"expected {length} values, found {len(value)}", "MM008")
+    if all(map(item.holds, value)):
+        return tuple(value)
     return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
 
 
@@ -397,18 +354,6 @@ def _written(values: Any, kind: type, kinds: tuple[type, ...]) -> Any:
     if not isinstance(values, (list, tuple, np.ndarray)):
         return values
     return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in values]
-
-
-def _extremes(column: Any) -> list[Any]:
-    """The least and the largest number of an Arrow column: a spec of numbers accepts what lies between."""
-    values = column.drop_null().to_numpy()
-    return [values.min().item(), values.max().item()] if len(values) else []
-
-
-def _reads_lists(column: Any, item: Spec, length: int | None) -> bool:
-    lengths, flat = column.value_lengths().drop_null().to_numpy(), column.flatten()
-    right = length is None or bool((lengths == length).all())
-    return right and not flat.null_count and item.reads_column(flat)
 
 
 def _array_schema(item: Spec, length: int | None) -> dict[str, Any]:

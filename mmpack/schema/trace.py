@@ -157,10 +157,9 @@ class TraceReader:
     def is_parquet(self) -> bool:
         return _format_of(self.path) == ".parquet"
 
-    def blocks(self, other: TraceReader | None = None) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Block]:
         """The rows of a Parquet trace, some at a time; see `read_blocks`. Raises TraceError."""
-        path = None if other is None else other.path
-        return read_blocks(self.path, self.max_record_bytes, path)
+        return read_blocks(self.path, self.max_record_bytes)
 
     def _records(self) -> Iterator[tuple[int, Any]]:
         if self.is_parquet:

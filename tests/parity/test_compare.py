@@ -14,6 +14,7 @@ from support.samples import make_sample, samples, traces
 
 import mmpack as mp
 from mmpack import compare
+from mmpack.families import get_family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.parity.fields import FIELDS
 from mmpack.parity.fixes import FIXES
@@ -341,7 +342,9 @@ def _mutations(sample):
 
     out = [(ids, "input_ids")]
     out += [(positions, "position_ids")] if sample.position_ids is not None else []
-    out += [(mask, "attention_mask")] if sample.attention_mask is not None else []
+    is_padding = list(sample.input_ids[:1]) == [get_family(sample.family).pad_token_id]
+    if sample.attention_mask is not None and not is_padding:  # that would be cut off
+        out += [(mask, "attention_mask")]
     if any(s.start < s.stop for s in sample.loss_spans[:1]):
         out.append((loss_kind, "loss_spans"))
     if sample.loss_spans and sample.loss_spans[-1].start < sample.loss_spans[-1].stop:

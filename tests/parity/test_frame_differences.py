@@ -12,10 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.planting.clip import FPS, FRAMES, watched, write_clip
-from test_compare_columnar import assert_same, both_ways
 
 import mmpack as mp
-from mmpack.parity.columnar.steps import Part
 from mmpack.parity.frame_difference import clock
 
 POLICIES = ("qwen_vl_utils", "transformers_qwen2_vl")
@@ -291,7 +289,7 @@ def test_the_same_frames_of_other_pixels(video):
     ("name", "value", "cause"),
     [
         ("fps", 1.0, "frame_sampling"),
-        ("policy", "another", "frame_sampling"),
+        ("policy", "another", "unknown"),
         ("max_pixels", 1, "max_pixels"),
         ("cap_pixels_per_frame", True, "video_budget"),
         ("patch_size", 1, "unknown"),
@@ -303,6 +301,18 @@ def test_settings_of_equal_frames_that_differ(video, name, value, cause):
     first, causes = found(video, other)
     assert causes == [cause] and first.field == "processor"
     assert f"processor.video.sampling.{name}" in first.evidence
+
+
+def test_another_policy_of_equal_frames_names_no_other_frames(video):
+    """Sizes follow from a policy as well: where only they differ, they are what it did."""
+    medium = video.media[0]
+    t, h, w = medium.grid_thw
+    other = changed(video, grid_thw=(t, h + 2, w))
+    other.processor["video"]["sampling"]["policy"] = "another"
+    _, causes = found(video, other)
+    assert "video_budget" in causes and "frame_sampling" not in causes
+    other.media[0].frame_indices = medium.frame_indices + 1
+    assert "frame_sampling" in found(video, other)[1]
 
 
 @given(st.floats(-1e7, 1e7))
@@ -319,10 +329,13 @@ def test_clock(seconds):
     ]
 
 
-# ---- by columns ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", [(0, 64), (64, 0)])
+def test_a_size_without_area_is_compared(video, size):
+    for pair in ((video, changed(video, size=size)), (changed(video, size=size), video)):
+        assert found(*pair)[1] == ["unknown"]
 
 
-def test_columns_find_what_samples_show(tmp_path, video):
+def test_any_two_changes(video):
     medium = video.media[0]
     changes = [
         {},
@@ -348,20 +361,9 @@ def test_columns_find_what_samples_show(tmp_path, video):
         for side, fields in ((left, one), (right, two)):
             side.append(changed(video, **fields))
             side[-1].sample_id = f"video-{i}"
-    fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
-    assert {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"} <= set(
-        fast.causes
-    )
-    assert any(f.frames for f in fast.findings)
-    assert_same(fast, slow)
-
-
-def test_equal_videos_are_never_built(tmp_path, video, monkeypatch):
-    monkeypatch.setattr(Part, "samples", lambda part, but: pytest.fail("built"))
-    paths = [tmp_path / f"{name}.parquet" for name in "ab"]
-    for path in paths:
-        mp.write_trace(path, [changed(video)])
-    assert mp.compare(*paths).ok
+    report = mp.compare(left, right, max_findings=10**6)
+    named = {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"}
+    assert named <= set(report.causes) and any(f.frames for f in report.findings)
 
 
 def test_a_report_of_equal_videos_opens_no_file(video, clip):

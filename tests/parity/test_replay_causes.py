@@ -1,4 +1,4 @@
-"""truncated_support and routing: named where kept ids or routes of the two sides differ, by columns as by samples."""
+"""truncated_support and routing: named where kept ids or routes of the two sides differ, of files as of samples."""
 
 import copy
 
@@ -7,7 +7,6 @@ import pytest
 from support.samples import full_sample, kept_of, make_sample, routes_of, teacher_of
 
 import mmpack as mp
-from mmpack.parity.columnar.steps import Part
 from mmpack.parity.records import RECORDS
 
 
@@ -151,29 +150,6 @@ def test_a_broken_rule_of_one_side_is_a_finding():
     findings = mp.compare([sides()[0]], [right]).findings
     assert [f.cause for f in findings] == ["truncated_support", "unknown"]
     assert "MM333 in train" in findings[1].evidence
-
-
-def test_equal_rows_of_kept_ids_and_routes_are_not_built(tmp_path, monkeypatch):
-    seen, samples_of = [], Part.samples
-
-    def watched(part, but):
-        for item in samples_of(part, but):
-            seen.append(item[1].sample_id)
-            yield item
-
-    monkeypatch.setattr(Part, "samples", watched)
-    for side in ("left", "right"):
-        samples = []
-        for k in range(40):
-            sample = sides()[0]
-            sample.sample_id, sample.teachers, sample.rollout_logprobs = f"s{k}", None, None
-            sample.metadata = {"side": side}
-            samples.append(sample)
-        if side == "right":
-            samples[7].routed_experts[1, 0] = (samples[7].routed_experts[1, 0] + 2) % 8
-        mp.write_trace(tmp_path / f"{side}.parquet", samples)
-    report = mp.compare(tmp_path / "left.parquet", tmp_path / "right.parquet")
-    assert seen == ["s7", "s7"] and causes(report) == ["routing"]
 
 
 def test_a_version_is_no_difference(tmp_path):

@@ -13,14 +13,10 @@ import pytest
 from support.samples import full_sample, make_medium, make_sample
 
 from mmpack.errors import SchemaError, TraceError
-from mmpack.families import FAMILIES
 from mmpack.schema.codec import CodecIds
 from mmpack.schema.codes import OF_TEXT, RULES
-from mmpack.schema.columns.readable import readable
-from mmpack.schema.columns.table import Table, parsed_lists
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.rules import check, validate
-from mmpack.schema.rules.problems import TOPICS
 from mmpack.schema.rules.trajectories import CODES as OVER_SAMPLES
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import (
@@ -34,7 +30,7 @@ from mmpack.schema.spans import (
     PolicyVersion,
     Score,
 )
-from mmpack.schema.trace import read_trace, write_trace
+from mmpack.schema.trace import read_trace
 
 IMAGE_ID = 151655
 
@@ -538,17 +534,10 @@ def test_rules_of_a_teacher(change, code, field):
         _routed(18, [0, 0]),  # the engine never ran the last token that it sampled
     ],
 )
-def test_what_may_be_recorded_to_be_replayed(tmp_path, change):
+def test_what_may_be_recorded_to_be_replayed(change):
     sample = base()
     change(sample)
     assert validate(sample) == []
-    write_trace(tmp_path / "t.parquet", [sample])
-    columns = next(read_trace(tmp_path / "t.parquet").blocks()).columns
-    table = Table(columns, parsed_lists(columns), 1, FAMILIES[sample.family])
-    (topic,) = [topic for topic in TOPICS if "MM333" in topic.codes]
-    # rows with teachers are left to Python
-    assert bool(topic.valid_rows(table)[0]) == (sample.teachers is None)
-    assert bool(readable(table)[0]) == (sample.teachers is None)
 
 
 def test_fields_of_version_2_in_a_sample_of_version_1():
@@ -592,31 +581,6 @@ def test_rule(code, i):
     with pytest.raises(SchemaError, match=code) as caught:
         check(sample, "pack")
     assert caught.value.problems == problems and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("code", RULE_BREAKS)
-def test_a_topic_checks_the_rule_of_a_sample_and_of_columns(tmp_path, code):
-    _, breaks = RULE_BREAKS[code]
-    topics = [topic for topic in TOPICS if code in topic.codes]
-    for change in breaks:
-        sample = base()
-        change(sample)
-        family = FAMILIES[sample.family]
-        of_sample = [topic for topic in topics if code in _codes(topic, sample, family)]
-        assert of_sample
-        write_trace(tmp_path / "t.parquet", [sample])
-        columns = next(read_trace(tmp_path / "t.parquet").blocks()).columns
-        table = Table(columns, parsed_lists(columns), 1, family)
-        assert not any(topic.valid_rows(table)[0] for topic in of_sample)
-
-
-def test_each_rule_of_samples_has_a_topic():
-    declared = {code for topic in TOPICS for code in topic.codes}
-    assert declared == {code for code in RULES if "MM1" <= code < "MM4"} - {*OF_TEXT, *OVER_SAMPLES}
-
-
-def _codes(topic, sample, family):
-    return {code for code, *_ in topic.problems(sample, family)}
 
 
 @pytest.mark.parametrize(

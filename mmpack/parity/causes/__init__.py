@@ -1,4 +1,4 @@
-"""What made two samples differ: one file per part of the layout; each returns `Hit`s with evidence.
+"""Causes by which two samples differ: one file per part of the layout; each returns `Hit`s with evidence.
 
 A recogniser never guesses. A difference that it sees but can't explain is a hit of cause `unknown`.
 """

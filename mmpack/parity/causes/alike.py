@@ -23,7 +23,7 @@ OF_MODALITY = {"image": (), "video": VIDEO_FIELDS, "audio": AUDIO_FIELDS}
 
 def same_medium(a: Medium, b: Medium) -> bool:
     """Whether nothing that both sides recorded of a medium differs; names and where it came from don't count."""
-    return (
+    return a is b or (
         a.cache_key == b.cache_key
         and tuple(a.grid_thw) == tuple(b.grid_thw)
         and a.modality == b.modality
@@ -76,7 +76,7 @@ def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
 
 
 def fields_of(medium: Medium) -> tuple[str, ...]:
-    """What is compared of a medium where both sides recorded it; an audio has no size."""
+    """Fields of a medium that are compared where both sides recorded them; an audio has no size."""
     own = MEDIA_FIELDS if medium.modality != "audio" else ("content_hash",)
     return own + OF_MODALITY[medium.modality]
 

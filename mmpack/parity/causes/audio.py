@@ -1,4 +1,4 @@
-"""One audio that two sides heard differently: at another rate, with another hop, or padded in another way."""
+"""Causes by which an audio differs: another rate, another hop, other padding."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _hits(k: int, a: CodecIds, b: CodecIds) -> list[Hit]:
 
 
 def _no_flips(a: np.ndarray, b: np.ndarray, flips: CodecFlips) -> str:
-    """What differs in a way that near ties do not; nothing if they may have made it."""
+    """Say what differs in a way that near ties do not; empty if they may have made it."""
     for level, (ids, other) in enumerate(zip(a, b, strict=True)):
         if by := _shift(ids, other):
             plural = "s" if abs(by) > 1 else ""

@@ -77,7 +77,7 @@ def cut_hits(pair: Pair, cut: Cut) -> list[Hit]:
 
 
 def common_part(pair: Pair, cut: Cut) -> Pair:
-    """What both sides have, as a pair of its own."""
+    """Return the part that both sides have, as a pair of its own."""
     return Pair(
         *(
             part(side.sample, *cut.kept[k], _media(pair, cut, k))

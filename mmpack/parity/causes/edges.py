@@ -1,4 +1,4 @@
-"""What stands around a conversation: pad ids at the ends of the ids, and ids before the first turn, such as BOS.
+"""Ids around a conversation: pad ids at the ends of the ids, and ids before the first turn, such as BOS.
 
 Where the two sides differ by them, what lies between is compared by itself.
 """
@@ -31,7 +31,7 @@ class Edges:
 
 
 def edges(pair: Pair) -> Edges:
-    """What one side has around the conversation and the other has not."""
+    """Find what only one side has around the conversation."""
     pads = [_pads(pair, at_left) for at_left in (True, False)]
     kept = [(a, len(s) - b) for s, a, b in zip(pair.sides, *pads, strict=True)]
     hits = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.parity.causes.alike import both, differ, known_as_one
 from mmpack.parity.causes.pair import Pair, Side, show
 from mmpack.parity.frame_difference import Frame, FrameDifference, clock, known, sampling_of
 from mmpack.parity.values import same_value
@@ -14,10 +15,11 @@ from mmpack.schema.media import Medium
 BY = ("frame_indices", "frame_timestamps")
 FPS_ROUNDING = 5e-4  # relative: 23.98 and 24000/1001 are one rate, 29.97 and 30 are not
 OTHER_CLOCK = 0.1  # seconds; nobody writes times more coarsely
+_FIGURES = ("fps", "total_frames")
 
 
 def first_frame_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
-    """Of the rollout's media[i] and train's media[j]; None if what was recorded of their frames is equal."""
+    """First frame by which rollout's media[i] and train's media[j] differ; None if recorded frames are equal."""
     a, b = pair.left.sample.media[i], pair.right.sample.media[j]
     for name in BY:
         lists = [getattr(m, name) for m in (a, b)]
@@ -47,8 +49,32 @@ def other_policies(pair: Pair, a: Medium, b: Medium) -> str | None:
     return f"policy: rollout {show(names[0])}, train {show(names[1])}"
 
 
+def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
+    """Evidence that two readers' figures of one video differ, and whether the policies are equal but for the reader.
+
+    None where a reader wasn't recorded, both are one, or their figures are equal.
+    """
+    one, two = (
+        sampling_of(side.sample.processor, m) for side, m in zip(pair.sides, (a, b), strict=True)
+    )
+    readers = [one.get("reader"), two.get("reader")]
+    unlike = [name for name in _FIGURES if differ(getattr(a, name), getattr(b, name))]
+    if None in readers or readers[0] == readers[1] or not unlike or not known_as_one(a, b):
+        return None
+    only_reader = one | {"reader": None} == two | {"reader": None}
+    if (
+        not only_reader
+        and unlike == ["fps"]
+        and np.isclose(a.fps or 0, b.fps or 0, rtol=FPS_ROUNDING)
+    ):
+        return None  # other policies take other frames, whatever the last digits of fps are
+    evidence = [f"reader: rollout {show(readers[0])}, train {show(readers[1])}"]
+    evidence += [both(a, b, name) for name in unlike]
+    return "; ".join(evidence), only_reader
+
+
 def rotated(a: Medium, b: Medium) -> str | None:
-    """What shows that one side rotated the frames: a size, and with it the grid, whose width and height swap."""
+    """Evidence that one side rotated the frames: a size, and with it the grid, whose width and height swap."""
     for name in ("decoded_size", "size"):
         one, two = getattr(a, name), getattr(b, name)
         if one and two and tuple(one) == tuple(two)[::-1] and one[0] != one[1]:
@@ -57,7 +83,7 @@ def rotated(a: Medium, b: Medium) -> str | None:
 
 
 def misread(a: Medium, b: Medium, rates: bool) -> str | None:
-    """What two sides read differently in the container of one file: frame count, rate (if `rates`), or frames' times.
+    """Figures that two sides read differently from one file: frame count, rate (if `rates`), or frames' times.
 
     Of the times, whether one side's are its frames over `fps` and the other's, of the same frames, are not.
     """
@@ -116,7 +142,7 @@ def _difference(
 
 
 def frame_of(side: Side, media_index: int, place: int | None) -> Frame:
-    """What a side recorded of the frame at `place` of a video."""
+    """Return what a side recorded of the frame at `place` of a video."""
     medium = side.sample.media[media_index]
     indices, stamps = medium.frame_indices, medium.frame_timestamps
     listed = next((x for x in (indices, stamps) if x is not None), None)

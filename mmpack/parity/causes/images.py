@@ -1,4 +1,4 @@
-"""What was done to an image that differs: rotated, flattened, encoded again, resized twice, other limits.
+"""Causes by which an image differs: rotated, flattened, encoded again, resized twice, other limits.
 
 Each cause is a claim with a verdict: proved, excluded, or possible. Only what is proved is named.
 """
@@ -40,7 +40,7 @@ class Claim:
 
 
 def image_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
-    """What was done to a picture; each that is proved, else one `unknown` with what is possible."""
+    """Yield each cause that is proved of a picture, else one `unknown` with what is possible."""
     handed = differ(a.size, b.size) or differ(a.content_hash, b.content_hash)
     views, cut = _views(pair, a, b, handed)
     if views:
@@ -84,7 +84,7 @@ def _views(pair: Pair, a: Medium, b: Medium, handed: bool) -> tuple[Cause | None
 
 
 def _handed(pair: Pair, a: Medium, b: Medium) -> list[Claim]:
-    """What the processor was handed differs: how it may have come to it."""
+    """Claims of how the processors came to be handed different pictures."""
     turned = _turned(a, b)
     tags = [m.exif_orientation for m in (a, b) if m.exif_orientation]
     turn = tags[0] if turned.proved else 1

@@ -34,7 +34,7 @@ _UPRIGHT: dict[int, Any] = {
 
 
 def about(medium: Medium, name: str) -> Any:
-    """What was recorded of a picture beside the schema's fields; None if it wasn't."""
+    """Return what metadata recorded of a picture; None if it didn't."""
     found = medium.metadata.get(PICTURE)
     return found.get(name) if isinstance(found, dict) else None
 

@@ -225,7 +225,7 @@ class Pair:
 
     @cached_property
     def text_tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each side, the indices of its text tokens: all but placeholders and what lies between those of one medium.
+        """Indices of each side's text tokens: all but placeholders and what lies between those of one medium.
 
         If a side has fewer runs of placeholders, the tokens that open and close media are left out as well, and so are
         those around whole videos in text if one side lacks them. If one was cut off within a medium, text counts

@@ -199,7 +199,7 @@ def _fits_of(
 
 
 def _gap(side: Side, by: np.ndarray) -> str:
-    """What `by` int [rows, L] shows: one number of positions behind videos, images or both; empty for all else."""
+    """Describe `by`, int [rows, L]: one number of positions behind videos, images or both; empty for all else."""
     if (by != by[0]).any():
         return ""
     gained = np.diff(by[0])

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmpack.parity.causes.pair import Hit, Pair
-from mmpack.parity.replay import (
-    replay_difference,
-    unlike_lists,
-    unlike_replay,
-    unlike_routes,
-)
+from mmpack.parity.replay import replay_differences, unlike_lists, unlike_routes
 
 CAUSES = {"kept_ids": "truncated_support", "routed_experts": "routing"}
 
@@ -19,8 +14,8 @@ def replay_hits(pair: Pair) -> list[Hit]:
     """At most one hit for each field: truncated_support, routing."""
     left, right = pair.left.sample, pair.right.sample
     hits = []
-    for name in unlike_replay(left, right):
-        shown = replay_difference(name, left, right)
+    for shown in replay_differences(left, right):
+        name = shown.field
         evidence = _one_sided(pair, name) or (_kept(pair) if name == "kept_ids" else _routes(pair))
         where = (shown.index, shown.span)
         hits.append(Hit(CAUSES[name], name, evidence, shown.left, shown.right, *where))

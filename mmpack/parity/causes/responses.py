@@ -36,7 +36,7 @@ _THINK, _THOUGHT_OVER = "<think>", "</think>"
 
 
 def response_hits(pair: Pair, left: TextCut, right: TextCut, decode: Decode | None) -> list[Hit]:
-    """What was done to the response that holds the two cuts: one hit, or a stop token and one hit."""
+    """Return what was done to the response that holds the two cuts: one hit, or a stop token and one hit."""
     if same_text(pair, decode, left, right):
         evidence = "other ids, same text: " + (
             "decoded and compared" if decode else f"equal metadata.{RESPONSE_TEXT_KEY}"
@@ -90,7 +90,7 @@ def _other_ids(pair: Pair, decode: Decode, left: TextCut, right: TextCut, text: 
 
 
 def _rest(pair: Pair, cuts: TextCuts, decode: Decode | None, has_stop: bool) -> Hit:
-    """What else differs, besides the stop token."""
+    """Return the hit of what differs besides the stop token."""
     left, right = cuts
     if has_stop and decode and same_text(pair, _without_special(pair, decode), left, right):
         evidence = "other ids, same text except for the stop token: decoded and compared"
@@ -252,7 +252,7 @@ def _stripped_thought(pair: Pair, left: TextCut, right: TextCut) -> str | None:
 
 
 def _rewritten(one: str, two: str) -> str | None:
-    """What makes two texts one: thoughts left out, JSON read, whitespace."""
+    """Say by which change two texts are equal: thoughts left out, JSON read, whitespace; None by none."""
     if not one or not two or one == two or "\ufffd" in one + two:
         return None
     thoughtless = [_THOUGHT.sub("", text) for text in (one, two)]
@@ -298,7 +298,7 @@ def _number(text: str) -> float:
 
 
 def _texts(pair: Pair, decode: Decode | None, left: TextCut, right: TextCut) -> list[str | None]:
-    """Of each side, the response that holds the cut, decoded; without `decode` the hash of all responses' text."""
+    """Decode each side's response that holds the cut; without `decode`, return the hash of all responses' text."""
     if decode is None:
         return [_text_hash(side) for side in pair.sides]
     return [

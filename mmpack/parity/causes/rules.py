@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from mmpack.parity.causes.alike import VIDEO_FIELDS
 from mmpack.parity.causes.pair import Hit, Pair, Side
 from mmpack.parity.causes.runs import sampled_runs
 from mmpack.parity.fixes import UNKNOWN
-from mmpack.schema.fields import same
 from mmpack.schema.rules import Problem, rule_problems, structured
-from mmpack.schema.sample import REPLAY, Sample, unpadded
+from mmpack.schema.sample import Sample, unpadded
 
 _CAUSES = {"MM107": "dropped_image", "MM109": "cache_key", "MM204": "loss_mask_shift"}
-_COLUMNS = (  # what rules read and parity does not compare
-    "observation_spans",
-    "action_spans",
-    "region_spans",
-    "bbox_targets",
-    "point_targets",
-    "rewards",
-    "costs",
-    "verifiers",
-    "codec_ids",
-    "rollout_logprobs",
-    "policy_versions",
-    "prefix_cached_tokens",
-)
-# of media: what rules read, and what one side may lack without a difference
-_OF_MEDIA = ("content_hash", *VIDEO_FIELDS)
 _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
 _KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
 # spans, turns and media that were cut off with the ids
@@ -51,13 +31,11 @@ _KEPT = "keeps this rule"
 Broken = tuple[dict[str, Problem], dict[str, Problem]]
 
 
-def broken_rules(pair: Pair, fields_equal: bool) -> Broken:
-    """The first break of each rule, by code, of each side. `fields_equal`: all that parity compares is equal."""
+def broken_rules(pair: Pair) -> Broken:
+    """The first break of each rule, by code, of each side."""
     left, right = pair.left.sample, pair.right.sample
     broken = _first_breaks(left)
-    if fields_equal and not broken and _adds_nothing(left, right):
-        return {}, {}
-    return broken, _first_breaks(right)
+    return broken, broken if left is right else _first_breaks(right)
 
 
 def _first_breaks(sample: Sample) -> dict[str, Problem]:
@@ -65,29 +43,6 @@ def _first_breaks(sample: Sample) -> dict[str, Problem]:
     for problem in rule_problems(sample):
         found.setdefault(problem.code, problem)
     return found
-
-
-def _adds_nothing(left: Sample, right: Sample) -> bool:
-    """Whether the right side, of equal fields, holds nothing that a rule could find broken only there."""
-    return (
-        left.loss_spans == right.loss_spans
-        and all(
-            getattr(right, name) is None or same(getattr(left, name), getattr(right, name))
-            for name in REPLAY
-        )
-        and all(
-            getattr(b, name) is None or getattr(a, name) is not None
-            for a, b in zip(left.media, right.media, strict=True)
-            for name in _OF_MEDIA
-        )
-        and (right.position_ids is None) >= (left.position_ids is None)
-        and (right.attention_mask is None) >= (left.attention_mask is None)
-        and left.coordinate_system == right.coordinate_system
-        and all(
-            (b := getattr(right, name)) is None or np.array_equal(b, getattr(left, name))
-            for name in _COLUMNS
-        )
-    )
 
 
 def structured_pair(left: Sample, right: Sample) -> tuple[Sample, Sample, list[Hit]]:

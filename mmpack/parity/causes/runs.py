@@ -98,7 +98,7 @@ def _expected(side: Side) -> Iterator[tuple[int, int, int]]:
 
 
 def _sound(pair: Pair) -> Hit:
-    """Of the first video whose sound lies among its placeholders on one side only."""
+    """Return a hit for the first video whose sound lies among its placeholders on one side only."""
     spans = [side.sample.modality_spans for side in pair.sides]
     among = next(k for k, of in enumerate(spans) if any(s.chunk is not None for s in of))
     index = next(s.media_index for s in spans[among] if s.chunk is not None)

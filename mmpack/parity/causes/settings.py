@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mmpack.parity.causes.pair import Hit, Pair, show
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
+from mmpack.schema.media import Medium
 
 # of the audio part: how an audio is padded and cut before its features are made
 AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
@@ -27,7 +30,7 @@ PIXEL_LIMITS = (
 # of pictures that are cut into views, each a medium
 VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
 SAMPLING = "video.sampling."
-# of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
+# more settings of a sampling policy: sizes, budgets, and those of neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
 BUDGETS = ("cap_pixels_per_frame", "max_video_tokens")
 PATCHES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
@@ -69,7 +72,10 @@ def setting_hits(pair: Pair) -> list[Hit]:
         return hits or _fingerprints(pair)
     unlike, _ = compare_settings(left, right)
     for path in unlike:
-        of.setdefault("model_family" if hits else _cause(path), []).append(path)
+        cause = "model_family" if hits else _cause(path)
+        if path == f"{SAMPLING}policy" and not hits:
+            cause = _of_policy(pair)
+        of.setdefault(cause, []).append(path)
     return hits + [
         Hit(
             cause=cause,
@@ -80,6 +86,21 @@ def setting_hits(pair: Pair) -> list[Hit]:
         )
         for cause, paths in of.items()
     ]
+
+
+def _of_policy(pair: Pair) -> str:
+    """Return the cause that another sampling policy shows: it chooses frames and sizes, and frames may be equal."""
+    left, right = ([m for m in s.sample.media if m.modality == "video"] for s in pair.sides)
+    videos = list(zip(left, right, strict=False))
+    if len(left) != len(right) or not all(_same_frames(a, b) for a, b in videos) or not videos:
+        return "frame_sampling"
+    resized = any(a.grid_thw != b.grid_thw for a, b in videos)
+    return "video_budget" if resized else UNKNOWN
+
+
+def _same_frames(a: Medium, b: Medium) -> bool:
+    one, two = a.frame_indices, b.frame_indices
+    return one is not None and two is not None and np.array_equal(one, two)
 
 
 def compare_settings(
@@ -104,7 +125,7 @@ def compare_settings(
 
 
 def limits_fix(pair: Pair) -> str:
-    """What to set, by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
+    """Return a fix by the names that users set; empty for min_pixels and max_pixels, which FIXES names."""
     parts = [side.sample.processor or {} for side in pair.sides]
     unlike, _ = compare_settings(*parts)
     family = pair.left.family
@@ -180,7 +201,7 @@ def _cause(path: str) -> str:
 
 
 def audio_cause(name: str) -> str:
-    """What a setting of the audio part decides."""
+    """Return the cause that a setting of the audio part decides."""
     if name == "sampling_rate":
         return "audio_sampling_rate"
     if name in ("hop_length", "n_fft", "feature_size"):

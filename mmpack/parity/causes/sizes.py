@@ -1,4 +1,4 @@
-"""What sizes and settings show of images: the grid that a processor makes, a size that an earlier resize made.
+"""Evidence of images' sizes and settings: the grid that a processor makes, a size that an earlier resize made.
 
 Sizes are (width, height) in pixels, grids (t, h, w) in patches.
 """
@@ -20,7 +20,7 @@ SMALLEST_RESIZE = 0.05  # a resize by less may be a crop
 
 
 def grid_of(size: Size, part: Any) -> tuple[int, int, int] | None:
-    """What transformers' Qwen-VL image processors make of a size; `part`: `processor["image"]`. None: not known."""
+    """Grid that transformers' Qwen-VL processors make of a size; `part`: `processor["image"]`. None: not known."""
     names = ("patch_size", "merge_size", "min_pixels", "max_pixels")
     if not isinstance(part, dict) or min(size) <= 0 or "crop_to_patches" in part:
         return None
@@ -58,8 +58,10 @@ def lying(a: Medium, b: Medium) -> bool:
 
 def rescaled(a: Size, b: Size) -> bool:
     """Whether both sizes have one shape, to a factor's rounding, and too different for a small crop."""
-    return _one_shape(a, b, max(FACTORS)) and all(
-        abs(np.log(x / y)) >= SMALLEST_RESIZE for x, y in zip(a, b, strict=True)
+    return (
+        min(*a, *b) > 0
+        and _one_shape(a, b, max(FACTORS))
+        and all(abs(np.log(x / y)) >= SMALLEST_RESIZE for x, y in zip(a, b, strict=True))
     )
 
 
@@ -77,7 +79,7 @@ def refitted(a: Size, b: Size, parts: tuple[Any, Any]) -> bool | None:
 
 
 def _fits(size: Size, parts: tuple[Any, Any]) -> set[Size | None]:
-    """What loaders make of a size: by the limits of either side, or qwen-vl-utils' own."""
+    """Sizes that loaders make of a size, by the limits of either side or qwen-vl-utils' own."""
     out: set[Size | None] = set()
     for factor in FACTORS:
         limits = [(UTILS[0] * factor**2, UTILS[1] * factor**2)]

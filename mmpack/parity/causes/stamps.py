@@ -98,5 +98,5 @@ def _seconds(ids: np.ndarray, decode: Decode | None) -> str | None:
 
 
 def _printable(ids: list[int]) -> str:
-    """What is known of a text without a tokenizer: digits and points, blanks for all else that isn't one sign."""
+    """Text of ids without a tokenizer: single printable characters, blanks for all other ids."""
     return "".join(chr(ord("!") + i) if 0 <= i < _PRINTABLE else " " for i in ids)

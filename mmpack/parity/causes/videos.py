@@ -1,4 +1,4 @@
-"""What was done to a video that differs: rotated, misread, sampled or resized by another rule, its seconds rounded.
+"""Causes by which a video differs: rotated, misread, sampled or resized by another rule, its seconds rounded.
 
 Grids are (t, h, w) in patches; sizes are (width, height) in pixels.
 """
@@ -23,11 +23,11 @@ from mmpack.parity.causes.alike import (
 from mmpack.parity.causes.frame_choice import (
     misread,
     other_policies,
+    other_readers,
     rotated,
     same_frames_other_pixels,
 )
 from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.readers import other_readers
 from mmpack.parity.causes.settings import pixel_settings
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frame_difference import FrameDifference
@@ -40,7 +40,7 @@ LONGEST = 1e9  # seconds; what is more is no time
 def video_causes(
     pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None
 ) -> Iterator[Cause]:
-    """What was done to a video; only possible where what was recorded of its file differs."""
+    """Yield the causes by which a video differs; as possible ones if it may be another file."""
     causes = list(_causes(pair, a, b, frames))
     names = () if one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
     unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]

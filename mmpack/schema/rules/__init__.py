@@ -1,4 +1,4 @@
-"""The rules of samples: `codes.RULES` describes them; each topic checks its own, for one sample and by columns."""
+"""The rules of samples: `codes.RULES` describes them; each file checks its own, one sample at a time."""
 
 from mmpack.schema.codes import RULES, Rule
 from mmpack.schema.rules.problems import (
@@ -8,7 +8,6 @@ from mmpack.schema.rules.problems import (
     problems_of,
     rule_problems,
     structured,
-    surely_valid,
     validate,
 )
 from mmpack.schema.rules.trajectories import Trajectories
@@ -23,6 +22,5 @@ __all__ = [
     "problems_of",
     "rule_problems",
     "structured",
-    "surely_valid",
     "validate",
 ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
 
 import numpy as np
 
 from mmpack.errors import TraceError
 from mmpack.families import Family
 from mmpack.schema.actions import Action, read_action
-from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.places import NORMALIZED, limits_of, place_faults
-from mmpack.schema.rules.topic import Found, Topic
+from mmpack.schema.codes import Found
+from mmpack.schema.rules.places import limits_of, place_faults
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import ActionSpan, covered
 
@@ -50,7 +48,7 @@ def problems(sample: Sample, family: Family) -> Found:
 
 
 class Screens:
-    """What a sample shows before each of its tokens."""
+    """The screens of a sample: which picture is the last one before a token."""
 
     def __init__(self, sample: Sample, family: Family):
         self.sample, self.family = sample, family
@@ -77,52 +75,3 @@ class Screens:
 def _is_past(sample: Sample, span: ActionSpan) -> bool:
     """Whether the action is of a turn before the sample's own, which another sample holds."""
     return sample.turn is not None and span.turn is not None and span.turn < sample.turn
-
-
-# ---- by columns ----------------------------------------------------------------------------------
-
-
-def valid(table: Table) -> np.ndarray:
-    """Actions that cross loss spans, and points in pixels, are left to `problems`."""
-    spans, loss = table.items("action_spans"), table.items("loss_spans")
-    ok = spans.good & loss.good
-    if not len(spans.row):
-        return ok
-    systems = table.values("coordinate_system")
-    for row, action in zip(spans.row.tolist(), spans.values("action"), strict=True):
-        ok[row] &= _is_fine(action, systems[row])
-    # one loss span around each action: of its row, the last that starts at or before it
-    shift = np.int64(2) ** 32
-    begins = loss.row * shift + loss.numbers("start").astype(np.int64)
-    if not (len(begins) and (begins[1:] >= begins[:-1]).all()):
-        ok[spans.row] = False
-        return ok
-    start, stop = spans.numbers("start"), spans.numbers("stop")
-    k = np.searchsorted(begins, spans.row * shift + start.astype(np.int64), "right") - 1
-    within = (k >= 0) & (loss.row[k] == spans.row) & (loss.numbers("stop")[k] >= stop)
-    turn, own = spans.numbers("turn"), loss.numbers("turn")[k]
-    ok[spans.row[~within | ((turn >= 0) & (own >= 0) & (turn != own))]] = False
-    return ok
-
-
-def _is_fine(action: Any, system: Any) -> bool:
-    if not isinstance(action, dict) or "kind" not in action:
-        return isinstance(action, dict)
-    try:
-        points = read_action(action).points()
-    except TraceError:
-        return False
-    most = NORMALIZED.get(system) if isinstance(system, str) else None
-    inside = most is not None and all(0 <= v <= most for point in points.values() for v in point)
-    return not points or system is None or inside
-
-
-ACTIONS = Topic(
-    codes=("MM207", "MM208", "MM209", "MM212"),
-    fields=(
-        *("input_ids", "media", "modality_spans", "loss_spans", "action_spans", "turn"),
-        *("coordinate_system", "screen_size"),
-    ),
-    problems=problems,
-    valid=valid,
-)

@@ -1,4 +1,4 @@
-"""MM102, MM107 to MM109, MM111 to MM116: grids, token counts, cache keys and times of media."""
+"""MM101 to MM117: media (grids, token counts, cache keys, times), their spans and placeholders."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmpack.families import Family
-from mmpack.schema.columns.items import Items
-from mmpack.schema.columns.table import Table
+from mmpack.schema.codes import Found
 from mmpack.schema.media import Medium
-from mmpack.schema.rules.topic import Found, Topic
 from mmpack.schema.sample import Sample
-from mmpack.schema.specs import INT_MAX
+from mmpack.schema.spans import is_placeholder
 
 
-def problems(sample: Sample, family: Family) -> Found:
+def medium_problems(sample: Sample, family: Family) -> Found:
+    """MM102, MM107 to MM109, MM111 to MM116."""
     seen: dict[str, tuple[int, str | None, tuple[int, int, int]]] = {}
     used = {s.media_index for s in sample.modality_spans}
     for i, medium in enumerate(sample.media):
@@ -51,7 +50,7 @@ def problems(sample: Sample, family: Family) -> Found:
 
 
 def _of_audio(medium: Medium) -> Iterator[str]:
-    """The last frame may be a part of one: extractors differ in whether they keep it."""
+    """Check an audio's figures; extractors differ in whether they keep a last partial frame."""
     rate, count, hop = medium.sampling_rate, medium.num_samples, medium.hop_length
     for name, value in (("sampling_rate", rate), ("hop_length", hop)):
         if value == 0:
@@ -62,7 +61,7 @@ def _of_audio(medium: Medium) -> Iterator[str]:
 
 
 def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
-    """Of a video: the last temporal patch may be padded, a frame may come twice."""
+    """Check a video's frames and times; its last temporal patch may be padded, a frame may come twice."""
     t, h, w = medium.grid_thw
     indices, times = medium.frame_indices, medium.frame_timestamps
     counts = [len(listed) for listed in (indices, times) if listed is not None]
@@ -88,121 +87,80 @@ def _frames(medium: Medium, family: Family) -> Iterator[tuple[str, str]]:
         yield "MM115", f"has frame {last}, total_frames is {medium.total_frames}"
 
 
-# ---- by columns ----------------------------------------------------------------------------------
+def placeholder_problems(sample: Sample, family: Family) -> Found:
+    """MM101, MM103 to MM106, MM110, MM111, MM117."""
+    ids, spans = sample.input_ids, sample.modality_spans
+    covered = np.zeros(len(ids), dtype=bool)
+    tokens_of: dict[int, int] = {}
+    frames_of: dict[int, list[int | None]] = {}
+    chunks_of: dict[int, list[tuple[int, int]]] = {}
+    end, newest = 0, -1
+    pads = family.placeholder_ids
+    for i, s in enumerate(spans):
+        field, at = f"modality_spans[{i}]", (s.start, s.stop)
+        if not end <= s.start < s.stop <= len(ids):
+            yield "MM103", field, f"[{s.start}, {s.stop}) after {end}, of {len(ids)} tokens", at
+            continue
+        end = s.stop
+        covered[s.start : s.stop] = True
+        pad = pads.get(s.modality, -1)  # -1: the family has no such placeholders
+        wrong = ids[s.start : s.stop] != pad
+        if wrong.any():
+            token = s.start + int(wrong.argmax())
+            yield "MM105", field, f"has id {ids[token]} at token {token}", at
+        if s.media_index >= len(sample.media):
+            message = f"names media[{s.media_index}], there are {len(sample.media)}"
+            yield "MM106", field, message, at
+            continue
+        medium = sample.media[s.media_index]
+        if medium.modality != s.modality:
+            message = f"is {s.modality}, media[{s.media_index}] is {medium.modality}"
+            yield "MM106", field, message, at
+        if s.media_index > newest + 1:
+            yield "MM110", field, f"names media[{s.media_index}] before media[{newest + 1}]", at
+        newest = max(newest, s.media_index)
+        if family.in_pieces(s.modality):
+            frames_of.setdefault(s.media_index, []).append(s.frame)
+            tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
+        elif s.chunk is not None:
+            chunks_of.setdefault(s.media_index, []).append((s.chunk, s.stop - s.start))
+        elif s.stop - s.start != family.tokens_of(medium.modality, medium.grid_thw):
+            expected = family.tokens_of(medium.modality, medium.grid_thw)
+            message = (
+                f"has {s.stop - s.start} tokens, media[{s.media_index}] of grid "
+                f"{list(medium.grid_thw)} needs {expected} after merging"
+            )
+            yield "MM101", field, message, at
+    for index, frames in frames_of.items():
+        modality, grid = sample.media[index].modality, sample.media[index].grid_thw
+        pieces = max(family.spans_of(modality, grid), 1)
+        if len(frames) % pieces or any(f != k % pieces for k, f in enumerate(frames)):
+            unit = "temporal patches" if modality == "video" else "rows or tiles"
+            message = f"has frame spans {frames[:8]}, its grid has {pieces} {unit}"
+            yield "MM111", f"media[{index}]", message, None
+        elif tokens_of[index] != family.vision_tokens(grid) * (len(frames) // pieces):
+            message = f"has {tokens_of[index]} tokens in frames, its grid {list(grid)} needs others"
+            yield "MM101", f"media[{index}]", message, None
+    for index, chunks in chunks_of.items():
+        message = _wrong_chunks(chunks, family, sample.media[index])
+        if message:
+            yield "MM117", f"media[{index}]", message, None
+    stray = is_placeholder(ids, family) & ~covered
+    if stray.any():
+        token = int(np.argmax(stray))
+        message = f"has placeholder {ids[token]} at token {token} outside any modality span"
+        yield "MM104", "input_ids", message, (token, token + 1)
 
 
-def valid(table: Table) -> np.ndarray:
-    """A cache key that comes twice is left to `problems`."""
-    media, spans = table.items("media"), table.items("modality_spans")
-    ok = media.good & spans.good
-    grids = grids_of(media)
-    ok[media.row[tokens_of(table.family, media, grids) != media.numbers("num_tokens")]] = False
-    ok[media.row[_wrong_audio(media, table.family, grids)]] = False
-    ok[_wrong_times(media, table.family, grids)] = False
-    _refuse_repeated(ok, media)
-    used = np.zeros(len(media.row), bool)
-    index = spans.numbers("media_index")
-    named = index < media.counts[spans.row]
-    used[media.first[spans.row[named]] + index[named].astype(np.int64)] = True
-    ok[media.row[~used]] = False
-    return ok
-
-
-def grids_of(media: Items) -> np.ndarray:
-    """float64 [m, 3]: products can't overflow."""
-    return media.lists("grid_thw")[1].astype(np.float64).reshape(-1, 3)
-
-
-def tokens_of(family: Family, media: Items, grids: np.ndarray) -> np.ndarray:
-    """float64 [m]: tokens of each medium; -2, as no medium has, of a grid that breaks MM102."""
-    t, h, w = grids.T
-    merge = family.spatial_merge_size
-    bad = (grids == 0).any(axis=1) | (h % merge != 0) | (w % merge != 0)
-    tokens = np.where(bad, -2, family.vision_tokens((t, h, w)))  # type: ignore[arg-type]
-    if family.audio is None:
-        return tokens
-    heard = np.where((t == 0) | (h != 1) | (w != 1), -2, family.audio.tokens(t))
-    return np.where(is_audio(media), heard, tokens)
-
-
-def is_audio(media: Items) -> np.ndarray:
-    """bool [m]."""
-    return media.codes("modality", ["audio"]) == 0
-
-
-def _wrong_audio(media: Items, family: Family, grids: np.ndarray) -> np.ndarray:
-    """bool [m]: audio that breaks MM116, or that the family does not hear."""
-    mine = is_audio(media)
-    if family.audio is None or not mine.any():
-        return mine
-    rate, count, hop = (media.numbers(n) for n in ("sampling_rate", "num_samples", "hop_length"))
-    step = np.maximum(hop, 1)
-    wrong = (count // step > grids[:, 0]) | (grids[:, 0] > -(-count // step))
-    return mine & ((rate == 0) | (hop == 0) | ((count >= 0) & (hop > 0) & wrong))
-
-
-def _wrong_times(media: Items, family: Family, grids: np.ndarray) -> np.ndarray:
-    """Rows that break MM112 to MM115, and MM111 by the number of frames."""
-    frames, indices = media.lists("frame_indices")
-    stamps, times = media.lists("frame_timestamps")
-    counted = np.where(frames >= 0, frames, stamps)
-    wrong = (counted >= 0) & (-(-counted // family.temporal_patch_size) != grids[:, 0])
-    wrong |= (frames >= 0) & (stamps >= 0) & (frames != stamps)
-    wrong |= _goes_back(frames, indices) | _goes_back(stamps, times)
-    wrong |= _any(stamps, times < 0)
-    total = media.numbers("total_frames", INT_MAX + 1)
-    wrong |= _any(frames, indices >= np.repeat(total, _some(frames)))
-    wrong &= media.codes("modality", ["video"]) == 0
-    wrong |= (media.numbers("fps", 0) < 0) | (media.numbers("second_per_grid_ts", 0) < 0)
-    return media.row[wrong]
-
-
-def _some(lengths: np.ndarray) -> np.ndarray:
-    """Lengths of lists, 0 for those that a record lacks."""
-    return np.maximum(lengths, 0)
-
-
-def _any(lengths: np.ndarray, bad: np.ndarray) -> np.ndarray:
-    """bool [m]: lists one of whose values, all in one array, is `bad`."""
-    out = np.zeros(len(lengths), bool)
-    if bad.any():
-        out[np.repeat(np.arange(len(lengths)), _some(lengths))[bad]] = True
-    return out
-
-
-def _goes_back(lengths: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """bool [m]: lists with a value below the one before it."""
-    falls = np.append(False, values[1:] < values[:-1])[: len(values)]
-    starts = np.cumsum(_some(lengths)) - _some(lengths)
-    falls[starts[lengths > 0]] = False
-    return _any(lengths, falls)
-
-
-def _refuse_repeated(ok: np.ndarray, media: Items) -> None:
-    """Rows with a cache key that comes twice become False."""
-    if media.is_unique("cache_key"):
-        return
-    seen = set()
-    for place in zip(media.row.tolist(), media.values("cache_key"), strict=True):
-        if place in seen:
-            ok[place[0]] = False
-        seen.add(place)
-
-
-MEDIA = Topic(
-    codes=(
-        "MM102",
-        "MM107",
-        "MM108",
-        "MM109",
-        "MM111",
-        "MM112",
-        "MM113",
-        "MM114",
-        "MM115",
-        "MM116",
-    ),
-    fields=("media", "modality_spans"),
-    problems=problems,
-    valid=valid,
-)
+def _wrong_chunks(chunks: list[tuple[int, int]], family: Family, medium: Medium) -> str:
+    """Say what is wrong with the pieces (number, tokens) of a video with sound, or of the sound; 0 begins anew."""
+    needed = family.tokens_of(medium.modality, medium.grid_thw)
+    numbers = [number for number, _ in chunks]
+    begins = [k for k, number in enumerate(numbers) if number == 0]
+    if family.audio is None or medium.modality == "image" or not begins or begins[0] != 0:
+        return f"has pieces {numbers[:8]}, which begin at no 0"
+    for a, b in zip(begins, [*begins[1:], len(chunks)], strict=True):
+        tokens = sum(n for _, n in chunks[a:b])
+        if numbers[a:b] != list(range(b - a)) or tokens != needed:
+            return f"has pieces {numbers[a:b][:8]} of {tokens} tokens, its grid {list(medium.grid_thw)} needs {needed}"
+    return ""

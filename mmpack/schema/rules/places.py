@@ -12,9 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mmpack.families import Family
-from mmpack.schema.columns.table import Table
-from mmpack.schema.rules.media import grids_of, is_audio
-from mmpack.schema.rules.topic import Found, Topic
+from mmpack.schema.codes import Found
 from mmpack.schema.sample import Sample
 
 NORMALIZED = {"normalized_1": 1.0, "normalized_1000": 1000.0}
@@ -94,53 +92,3 @@ def limits_of(
 
 def _numbers(values: tuple[float, ...]) -> str:
     return f"[{', '.join(f'{v:g}' for v in values)}]"
-
-
-# ---- by columns ----------------------------------------------------------------------------------
-
-
-def valid(table: Table) -> np.ndarray:
-    ok = np.ones(table.rows, bool)
-    media, family = table.items("media"), table.family
-    grids = grids_of(media)
-    sides = grids[:, :0:-1] * family.patch_size  # [m, 2] width, height
-    if family.pixel_layout == "tiles":
-        sides[grids[:, 0] > 1] = np.inf
-    fits = Sample.columns()["screen_size"].spec.reads
-    screens = [s if fits(s) else (-1, -1) for s in table.values("screen_size")]
-    screen = np.array(screens, np.float64).reshape(-1, 2)
-    ok[(screen == 0).any(axis=1)] = False
-    largest = screen.copy()  # of a place that names no medium
-    np.maximum.at(largest, media.row, np.where(is_audio(media)[:, None], -1.0, sides))
-    systems = table.values("coordinate_system")
-    known = np.array([isinstance(s, str) for s in systems], bool)
-    normalized = np.array([NORMALIZED.get(s, 0.0) if isinstance(s, str) else 0.0 for s in systems])
-    for name in FIELDS:
-        items = table.items(name)
-        row, index = items.row, items.numbers("media_index").astype(np.int64)
-        limits = np.where(index[:, None] < 0, largest[row], screen[row])
-        shown = (index >= 0) & (index < media.counts[row])
-        limits[shown] = np.maximum(limits[shown], sides[media.first[row[shown]] + index[shown]])
-        limits[limits[:, 0] < 0] = np.inf
-        limits = np.where(normalized[row, None] > 0, normalized[row, None], limits)
-        slack = ROUNDING * np.where(np.isfinite(limits), limits, 1.0)
-        for field, width in (("bbox", 4), ("point", 2)):
-            lengths, flat = items.lists(field)
-            has = lengths == width
-            numbers = flat.reshape(-1, width // 2, 2)
-            most, least = (limits + slack)[has][:, None], -slack[has][:, None]
-            wrong = ((numbers < least) | (numbers > most)).any(axis=(1, 2))
-            counted = known[row[has]] & (normalized[row[has]] != 1)
-            wrong |= counted & _are_fractions(numbers.reshape(len(numbers), width))
-            if width == 4:
-                wrong |= (numbers[:, 0] >= numbers[:, 1]).any(axis=1)
-            ok[row[has][wrong]] = False
-    return ok
-
-
-PLACES = Topic(
-    codes=("MM310", "MM311", "MM314", "MM315"),
-    fields=("media", *FIELDS, "coordinate_system", "screen_size"),
-    problems=problems,
-    valid=valid,
-)

@@ -6,31 +6,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mmpack.errors import SchemaError, TraceError
 from mmpack.families import FAMILIES
 from mmpack.progress import tracked
 from mmpack.schema.codes import RULES
-from mmpack.schema.columns.readable import readable
-from mmpack.schema.columns.table import Table
 from mmpack.schema.error_text import escaped, shown
-from mmpack.schema.rules.actions import ACTIONS
-from mmpack.schema.rules.arrays import ARRAYS
-from mmpack.schema.rules.codecs import CODECS
-from mmpack.schema.rules.context import CONTEXT
-from mmpack.schema.rules.loss import LOSS
-from mmpack.schema.rules.media import MEDIA
-from mmpack.schema.rules.placeholders import PLACEHOLDERS
-from mmpack.schema.rules.places import PLACES
-from mmpack.schema.rules.replay import REPLAY_RULES
-from mmpack.schema.rules.scores import SCORES
+from mmpack.schema.rules import actions, places
+from mmpack.schema.rules.arrays import array_problems, codec_problems, replay_problems
+from mmpack.schema.rules.media import medium_problems, placeholder_problems
+from mmpack.schema.rules.spans import context_problems, loss_problems, score_problems
 from mmpack.schema.rules.trajectories import Trajectories
 from mmpack.schema.sample import Sample, shape_faults
 
-TOPICS = (
-    *(MEDIA, PLACEHOLDERS, LOSS, CONTEXT, PLACES, ACTIONS, ARRAYS, SCORES, CODECS),
-    REPLAY_RULES,
+CHECKS = (
+    *(medium_problems, placeholder_problems, loss_problems, context_problems, places.problems),
+    *(actions.problems, array_problems, score_problems, codec_problems, replay_problems),
 )
 
 
@@ -126,31 +116,18 @@ def problems_of(
 
 def rule_problems(sample: Sample) -> Iterator[Problem]:
     """The broken rules of one sample that has no fault of structure: `structured` gives it."""
-    for topic in TOPICS:
-        for code, field, message, span in topic.problems(sample, FAMILIES[sample.family]):
+    family = FAMILIES[sample.family]
+    for check_of in CHECKS:
+        for code, field, message, span in check_of(sample, family):
             yield Problem(code, sample.sample_id, field, message, span)
 
 
 def packing_problems(sample: Sample) -> list[Problem]:
-    """What keeps a valid sample out of a plan and a batch: those would leave a part of it behind in silence."""
+    """Problems of a valid sample that plans and batches would drop a part of in silence."""
     if not (isinstance(sample.codec_ids, list) and sample.codec_ids):
         return []
     message = f"holds {len(sample.codec_ids)} of audio, which no batch carries"
     return [Problem("MM407", sample.sample_id, "codec_ids", message)]
-
-
-def surely_valid(table: Table, max_record_bytes: int) -> np.ndarray:
-    """bool [n]: rows that `Sample.from_dict` reads as they are, without padding, and that break no rule.
-
-    False says nothing: `Sample.from_dict` and `problems_of` decide about that row.
-    """
-    if sum(column.nbytes for column in table.columns.values()) > max_record_bytes:
-        return np.zeros(table.rows, bool)
-    ok = readable(table)
-    for topic in TOPICS:
-        if ok.any():
-            ok &= topic.valid_rows(table)
-    return ok
 
 
 def structured(sample: Sample) -> tuple[Sample, list[TraceError]]:

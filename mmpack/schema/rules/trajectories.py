@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from mmpack.schema.rules.topic import Found
+from mmpack.schema.codes import Found
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan
 from mmpack.schema.turns import span_turns
@@ -14,14 +14,14 @@ CODES = ("MM213", "MM214")
 
 
 class Trajectories:
-    """What was seen of each trajectory of a trace. Memory: one digest per loss span."""
+    """The trajectories of a trace as far as it was read. Memory: one digest per loss span."""
 
     def __init__(self) -> None:
         self.groups: dict[str, str] = {}  # trajectory -> its group
         self.scored: dict[tuple[str, int | None, bytes], str] = {}  # loss span -> its sample
 
     def problems(self, sample: Sample) -> Found:
-        """What breaks a rule beside the samples before. `sample` has no fault of structure."""
+        """Problems of this sample together with the earlier ones. `sample` has no fault of structure."""
         name = sample.trajectory_id
         if name is None:
             return

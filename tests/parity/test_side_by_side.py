@@ -1,4 +1,4 @@
-"""Two Parquet traces, compared by columns, give the report that their samples give one by one."""
+"""Two Parquet traces, read side by side, give the report that their samples give one by one."""
 
 import copy
 import json
@@ -11,18 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.samples import PROCESSOR, full_sample, make_sample, samples, traces
+from support.samples import PROCESSOR, full_sample, make_sample, traces
 
 import mmpack as mp
 from mmpack import compare
 from mmpack.errors import TraceError
 from mmpack.families import FAMILIES
-from mmpack.parity.columnar.steps import Part
-from mmpack.schema.codes import OF_TEXT, RULES
-from mmpack.schema.columns.table import Table, parsed_lists, take
 from mmpack.schema.jsonl import dump_json
-from mmpack.schema.rules import problems_of, surely_valid
-from mmpack.schema.rules.trajectories import CODES as OVER_SAMPLES
+from mmpack.schema.parquet import Block
 from mmpack.schema.sample import Sample
 from mmpack.schema.trace import read_trace, write_trace
 
@@ -30,7 +26,7 @@ LIMIT = 2**25
 
 
 def both_ways(folder, left, right, **options):
-    """The reports of two traces: by columns, and sample by sample."""
+    """The reports of two traces: read side by side, and sample by sample."""
     paths = [folder / "left.parquet", folder / "right.parquet"]
     for path, trace in zip(paths, (left, right), strict=True):
         write_trace(path, trace)
@@ -48,17 +44,16 @@ def assert_same(fast, slow):
 
 
 @pytest.fixture
-def built(monkeypatch):
-    """The samples that the columns left to be built."""
+def parsed(monkeypatch):
+    """What was parsed: record and names of columns, None for all of them."""
     seen = []
-    samples_of = Part.samples
+    of_block = Block.parsed
 
-    def watched(part, but):
-        for item in samples_of(part, but):
-            seen.append(item[1].sample_id)
-            yield item
+    def watched(block, number, record, names=None):
+        seen.append((block.path.rpartition("/")[2], number, names))
+        return of_block(block, number, record, names)
 
-    monkeypatch.setattr(Part, "samples", watched)
+    monkeypatch.setattr(Block, "parsed", watched)
     return seen
 
 
@@ -252,115 +247,7 @@ def test_a_video_of_a_family_without_videos(tmp_path):
     assert_same(fast, slow)
 
 
-# ---- rows that are surely valid ------------------------------------------------------------------
-
-
-def valid_rows(path):
-    """Of each row, whether the columns find it valid."""
-    out = []
-    for block in read_trace(path, max_record_bytes=LIMIT).blocks():
-        for i, family in enumerate(block.values("family")):
-            columns = block.slice(i, i + 1).columns
-            table = Table(columns, parsed_lists(columns), 1, FAMILIES[family])
-            out.append(bool(surely_valid(table, LIMIT)[0]))
-    return out
-
-
-def together(path):
-    """The same, asked for all rows of a family at once."""
-    out = {}
-    for block in read_trace(path, max_record_bytes=LIMIT).blocks():
-        families = block.values("family")
-        for family in set(families):
-            rows = [i for i, name in enumerate(families) if name == family]
-            columns = take(block.columns, rows)
-            lists = parsed_lists(columns)
-            found = surely_valid(Table(columns, lists, len(rows), FAMILIES[family]), LIMIT)
-            out |= {block.first - 1 + i: bool(ok) for i, ok in zip(rows, found, strict=True)}
-    return [out[i] for i in range(len(out))]
-
-
-def test_valid_rows_break_no_rule(tmp_path):
-    """Never found valid, with a broken rule; hardly ever left open, without one."""
-    rng = random.Random(5)
-    trace = [nudged(nudged(any_sample(rng, f"s{i}"), rng), rng) for i in range(800)]
-    write_trace(tmp_path / "t.parquet", trace)
-    read = list(read_trace(tmp_path / "t.parquet"))
-    codes = [{p.code for p in problems_of(sample)} for sample in read]
-    found = together(tmp_path / "t.parquet")
-    assert found == valid_rows(tmp_path / "t.parquet")
-    for broken, is_valid, sample in zip(codes, found, read, strict=True):
-        assert not (broken and is_valid), (broken, sample.to_dict(numpy=True))
-    seen = set().union(*codes)
-    rules = {code for code in RULES if code[2] in "123"} - {*OF_TEXT, *OVER_SAMPLES}
-    seldom = {"MM109", "MM208", "MM209", "MM307", "MM308", "MM312", "MM314"}  # see the next test
-    replay = {f"MM33{k}" for k in range(1, 7)}  # see tests/schema/test_rules.py
-    assert rules - seen <= seldom | {"MM321", "MM322", "MM323"} | replay
-    left_open = [s for s, broken, ok in zip(read, codes, found, strict=True) if not (broken or ok)]
-    plain = [s for s in left_open if not (s.costs or s.teachers or s.metadata.get("padding"))]
-    plain = [s for s in plain if all(span.chunk is None for span in s.modality_spans)]
-    assert len(plain) < 0.1 * found.count(True)
-
-
-def audio(codes=((0, 1), (7, 2)), frame_rate=12.5):
-    return mp.CodecIds("codec", np.array(codes, np.int32), (8, 8), frame_rate)
-
-
-@pytest.mark.parametrize(
-    ("code", "change"),
-    [
-        ("MM109", lambda s: setattr(s.media[1], "cache_key", s.media[0].cache_key)),
-        ("MM110", lambda s: s.modality_spans.__setitem__(0, mp.ModalitySpan(4, 10, "image", 1))),
-        ("MM206", lambda s: s.observation_spans.append(mp.ObservationSpan(0, 1, "tool"))),
-        ("MM303", lambda s: s.policy_versions.reverse()),
-        ("MM309", lambda s: setattr(s, "prefix_cached_tokens", 10**6)),
-        ("MM308", lambda s: setattr(s, "coordinate_system", None)),
-        ("MM112", lambda s: setattr(s.media[1], "fps", -1.0)),
-        ("MM302", lambda s: s.rollout_logprobs.__setitem__(0, 0.5)),
-        ("MM306", lambda s: s.attention_mask.__setitem__(4, 0)),
-        ("MM310", lambda s: setattr(s.bbox_targets[0], "bbox", (9.0, 2.0, 8.0, 3.0))),
-        ("MM315", lambda s: setattr(s, "screen_size", (0, 480))),
-        ("MM311", lambda s: setattr(s.point_targets[0], "point", (1281.0, 2.0))),
-        ("MM314", lambda s: setattr(s.bbox_targets[0], "bbox", (9.0, 2.0, 9.0, 3.0))),
-        ("MM312", lambda s: s.processor.__setitem__("tokenizer", {"vocab_size": 151656})),
-        ("MM207", lambda s: setattr(s.action_spans[0], "start", 0)),
-        ("MM208", lambda s: setattr(s.action_spans[0], "action", {"kind": "fly"})),
-        (
-            "MM209",
-            lambda s: setattr(s.action_spans[0], "action", {"kind": "move", "point": [-9, 1]}),
-        ),
-        ("MM212", lambda s: setattr(s.action_spans[0], "turn", 7)),
-        ("MM307", lambda s: s.position_ids.__setitem__((1, 2), -1)),
-        ("MM321", lambda s: setattr(s, "codec_ids", [audio(codes=[[0], [8]])])),
-        ("MM322", lambda s: setattr(s, "codec_ids", [audio(codes=[[0]])])),
-        ("MM323", lambda s: setattr(s, "codec_ids", [audio(frame_rate=0.0)])),
-    ],
-)
-def test_rules_that_a_small_change_seldom_breaks(tmp_path, code, change):
-    sample = full_sample()
-    sample.costs = None
-    sample.rewards = sample.rewards[:1]
-    sample.verifiers = sample.teachers = None
-    write_trace(tmp_path / "t.parquet", [sample])
-    assert valid_rows(tmp_path / "t.parquet") == [True]
-    change(sample)
-    assert code in {p.code for p in problems_of(sample)}
-    write_trace(tmp_path / "t.parquet", [sample])
-    assert valid_rows(tmp_path / "t.parquet") == [False]
-
-
-@settings(max_examples=25, deadline=None)
-@given(samples(sample_id="s"))
-def test_random_samples_are_valid(tmp_path_factory, sample):
-    path = tmp_path_factory.mktemp("valid") / "t.parquet"
-    sample.verifiers = sample.verifiers and sample.verifiers[:1]
-    if any(":" in key for m in sample.media for key in m.metadata):
-        return
-    write_trace(path, [sample])
-    assert valid_rows(path) == [not list(problems_of(sample))]
-
-
-# ---- only what differs is built --------------------------------------------------------------------
+# ---- what is equal is parsed once ------------------------------------------------------------------
 
 
 def numbered(count):
@@ -368,38 +255,77 @@ def numbered(count):
     return [text_sample(rng, f"s{i}") for i in range(count)]
 
 
-def test_only_unlike_samples_are_built(tmp_path, built):
-    left, right = numbered(200), numbered(200)
-    for sample in left + right:
-        sample.rollout_logprobs = None  # those are kept to be drawn
-    right[150].input_ids[0] += 1
+def test_equal_rows_are_parsed_once(tmp_path, parsed):
+    left, right = numbered(60), numbered(60)
+    right[50].input_ids[0] += 1
+    right[51].sampling = {"temperature": 0.5, "logprobs": "raw"}
+    right[52].sampling, right[52].rewards = None, [mp.Score("exact", 2.0)]
     fast, slow = both_ways(tmp_path, left, right)
-    assert built == ["s150", "s150"] and fast.total_findings == 1
     assert_same(fast, slow)
+    rights = [(number, names) for name, number, names in parsed[:-120] if name == "right.parquet"]
+    changed = [[*names] for _, names in rights[1:]]
+    assert rights[0] == (51, None) and {n for n, _ in rights[1:]} <= {52, 53}
+    assert all(set(names) <= {"sampling", "rewards"} for names in changed) and changed
 
 
-def test_texts_that_differ_and_mean_the_same(tmp_path, built):
-    left, right = numbered(100), numbered(100)
-    for sample in left + right:
-        sample.rollout_logprobs = None
-    for sample in right:
-        sample.policy_versions, sample.rewards = None, [mp.Score("exact", 1.0)]
-        sample.metadata = {"trainer": sample.sample_id}
-        for medium in sample.media:
-            medium.media_id, medium.source = "another name", "elsewhere.png"
-            medium.content_hash = None
-    fast, slow = both_ways(tmp_path, left, right)
-    assert fast.ok and built == []
-    assert_same(fast, slow)
+def test_a_record_that_is_too_large_for_one_side(tmp_path):
+    write_trace(tmp_path / "t.parquet", [make_sample([("text", [1])], metadata={"a": "x" * 2000})])
+    readers = [read_trace(tmp_path / "t.parquet", max_record_bytes=n) for n in (LIMIT, 1000)]
+    for pair in (readers, readers[::-1]):
+        with pytest.raises(TraceError, match="record 1: is larger than 1000 bytes"):
+            compare(*pair)
+    assert compare(readers[0], readers[0]).ok
 
 
-def test_other_order_within_a_window(tmp_path, built):
-    left = numbered(60)
-    for sample in left:
-        sample.rollout_logprobs = None
-    fast, slow = both_ways(tmp_path, left, left[::-1])
-    assert fast.ok and built == []
-    assert_same(fast, slow)
+def test_a_sample_twice_in_one_trace(tmp_path):
+    once, twice = tmp_path / "once.parquet", tmp_path / "twice.parquet"
+    write_trace(once, [make_sample([("text", [1])], "s0")])
+    pq.write_table(pa.concat_tables([pq.read_table(once)] * 2), twice)
+    for pair in ((once, twice), (twice, once), (twice, twice)):
+        with pytest.raises(TraceError, match=r"twice.parquet: record 2.sample_id.*MM007"):
+            compare(*pair)
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.binary()])
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_other_types_of_text_are_read_as_sample_by_sample(tmp_path, kind, encoding):
+    left, right = tmp_path / "l.parquet", tmp_path / "r.parquet"
+    write_trace(left, numbered(20))
+    table = pq.read_table(left)
+    place = table.schema.get_field_index("media")
+    table = table.set_column(place, "media", table["media"].cast(kind))
+    pq.write_table(table, right, use_dictionary=False, column_encoding={"media": encoding})
+    for pair in ((left, right), (right, left)):
+        outcomes = []
+        for sides in (pair, [iter(read_trace(p)) for p in pair]):
+            try:
+                outcomes.append(compare(*sides).to_json())
+            except TraceError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_a_damaged_page(tmp_path):
+    left, right = tmp_path / "l.parquet", tmp_path / "r.parquet"
+    write_trace(left, numbered(20))
+    data = bytearray(left.read_bytes())
+    chunk = pq.read_metadata(left).row_group(0).column(0)
+    assert chunk.path_in_schema == "sample_id"
+    data[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1
+    right.write_bytes(data)
+    for pair in ((left, right), (right, left)):
+        with pytest.raises(TraceError, match=r"r\.parquet.*\(MM001\)"):
+            compare(*pair)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    for name in ("l.parquet", "r.parquet"):
+        write_trace(tmp_path / name, numbered(2))
+    readers = [read_trace(tmp_path / name) for name in ("l.parquet", "r.parquet")]
+    readers[0].path.unlink()
+    for pair in (readers, readers[::-1]):
+        with pytest.raises(TraceError, match=r"l\.parquet: can't be read"):
+            compare(*pair)
 
 
 # ---- files that are broken -------------------------------------------------------------------------
@@ -532,6 +458,22 @@ def test_values_of_no_rows(tmp_path):
     assert pq.read_metadata(path).row_group(0).num_rows == 0
     with pytest.raises(TraceError, match=r"row group 0: has values, but 0 rows .MM001"):
         compare(path, tmp_path / "t.parquet")
+
+
+def test_rows_that_the_footer_makes_up(tmp_path):
+    """A group whose footer counts more rows than its pages hold."""
+    path = tmp_path / "t.parquet"
+    write_trace(path, numbered(4))
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    footer = data[-8 - size : -8]
+    lying = footer.replace(b"\x16\x08", b"\x16\x0c")  # i64 4 -> 6, zigzag
+    assert lying != footer
+    path.write_bytes(data[: -8 - size] + lying + data[-8:])
+    with pytest.raises(TraceError, match="MM001"):
+        compare(path, path)
+    with pytest.raises(TraceError, match="MM001"):
+        list(read_trace(path))
 
 
 def altered_none(folder):

@@ -1,1 +1,0 @@
-"""Two Parquet traces compared by columns: surely equal pairs never become samples."""
