@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -26,13 +26,16 @@ SCHEMA_TYPES = {
 }
 
 
-def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+def flat(
+    function: Callable[..., Any], kinds: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """`function` of NamedTuples as a function of their fields, in order; other arguments stay one value each.
 
     For torch.library, which reads an op's schema from annotations and takes no records: `op(*call, *statistics)`
-    runs `function(call, statistics)`. Fields of all records need different names.
+    runs `function(call, statistics)`. Fields of all records need different names. `kinds`: the types of arguments and
+    result by name, where the function is not annotated with them.
     """
-    annotations = get_type_hints(function)
+    annotations = dict(kinds or get_type_hints(function))
     result = annotations.pop("return")
     fields: dict[str, Any] = {}
     parts: list[tuple[Any, int, int]] = []

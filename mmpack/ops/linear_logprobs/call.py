@@ -65,14 +65,6 @@ class Statistics(NamedTuple):
     tile_maximum: Tensor  # [tiles, S] float32
 
 
-class Needs(NamedTuple):
-    """Which gradients are asked for."""
-
-    to_hidden: bool
-    to_weight: bool
-    to_bias: bool
-
-
 class Gradients(NamedTuple):
     """Gradients of the inputs' shapes; None, or [0] where an op returns them, if not asked for."""
 

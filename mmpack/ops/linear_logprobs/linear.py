@@ -16,14 +16,12 @@ from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
-from mmpack.ops.linear_logprobs.call import Call, Needs, Statistics
+from mmpack.ops.linear_logprobs.call import Call, Gradients, Statistics
 from mmpack.ops.logprobs.arguments import check_arguments, check_support
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
 from mmpack.ops.logprobs.call import runtime_scalar
 from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
 from mmpack.ops.support_logprobs.hidden import from_hidden
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 NAME = "linear_selected_logprobs"
 OPTIONAL = ("bias", "rows", "rows_unique", "row_inverse")
-TENSORS = Call._fields.index("temperature")  # before the options
 
 
 def linear_selected_logprobs(
@@ -182,7 +179,7 @@ def from_groups(
         hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, bool(entropy),
         store, budget, *shard,
     )  # fmt: skip
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = _op(*call)
     invariance.hold(logprobs)
     invariance.hold(entropies)
     return logprobs, entropies
@@ -196,15 +193,12 @@ def _check_group(what: str, group: Any) -> None:
         )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs", mutates_args=())
-@flat
 def _forward(call: Call) -> Statistics:
-    return _path(call).forward(call)
+    made: Statistics = _path(call).forward(call)
+    return made
 
 
-@_forward.register_fake
-@flat
-def _(call: Call) -> Statistics:
+def _fake(call: Call) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     dtype = torch.promote_types(torch.promote_types(hidden.dtype, call.weight.dtype), torch.float32)
     stored, tiles = [0, 0], [0, 0]
@@ -223,29 +217,9 @@ def _(call: Call) -> Statistics:
     )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs_backward", mutates_args=())
-@flat
-def _backward(
-    given: Incoming, call: Call, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to hidden, weight and bias; [0] for those not asked for."""
-    found = _path(call).backward(given, call, statistics, needs)
-    like = call.hidden, call.weight, call.hidden if call.bias is None else call.bias
-    a, b, c = (x.new_empty(0) if g is None else g for g, x in zip(found, like, strict=True))
-    return a, b, c
-
-
-@_backward.register_fake
-@flat
-def _(
-    given: Incoming, call: Call, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight, bias = call.hidden, call.weight, call.bias
-    return (
-        hidden.new_empty(hidden.shape if needs.to_hidden else 0),
-        weight.new_empty(weight.shape if needs.to_weight else 0),
-        hidden.new_empty(0) if bias is None else bias.new_empty(bias.shape if needs.to_bias else 0),
-    )
+def _backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) -> Gradients:
+    found: Gradients = _path(call).backward(given, call, statistics, needs)
+    return found
 
 
 def _path(call: Call) -> Any:
@@ -254,21 +228,5 @@ def _path(call: Call) -> Any:
     return implementation(LINEAR_SELECTED_LOGPROBS, call.hidden.device, dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, Call(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    needs = Needs(*ctx.needs_input_grad[: len(Needs._fields)])
-    found = _backward(*given, *call, *statistics, *needs)
-    grads = (g if need else None for g, need in zip(found, needs, strict=True))
-    return *grads, *(None,) * (len(call) - len(needs))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_gradients = gradients_to_head("linear_selected_logprobs_backward", _backward)
+_op = define(NAME, _forward, _fake, _gradients)

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Needs, Statistics, gradients_of
+from mmpack.ops.linear_logprobs.call import Call, Gradients, Statistics, gradients_of
 from mmpack.ops.linear_logprobs.shards import ordered_sum, stack_ranks, take_owned
-from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.autograd import Incoming, Needs
 from mmpack.ops.logprobs.gradients import row_gradient
 from mmpack.ops.logprobs.row_groups import by_slot, slots_of
 from mmpack.ops.logprobs.softmax import LOWEST, pad_columns

@@ -16,16 +16,13 @@ from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.logprobs.arguments import check_arguments, check_support
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
 from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
 from mmpack.ops.support_logprobs.logits import from_logits
 
 OPTIONAL = ("rows", "rows_unique", "row_inverse")
-TENSORS = Call._fields.index("entropy")  # before the options
 GRADIENTS = ("dense", "compact", "inplace")
 
 
@@ -130,19 +127,16 @@ def from_groups(
 ) -> tuple[Tensor, Tensor]:
     """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
     call = Call(logits, targets, *groups, temperature, bool(entropy), gradient)
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = selected_op(*call)
     return logprobs, entropies
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs", mutates_args=())
-@flat
 def _forward(call: Call) -> Statistics:
-    return _path(call).forward(call)
+    made: Statistics = _path(call).forward(call)
+    return made
 
 
-@_forward.register_fake
-@flat
-def _(call: Call) -> Statistics:
+def _fake(call: Call) -> Statistics:
     logits, count = call.logits, call.targets.shape[0]
     dtype = torch.promote_types(logits.dtype, torch.float32)
     logprobs, maximum, log_total = (logits.new_empty(count, dtype=dtype) for _ in range(3))
@@ -150,53 +144,20 @@ def _(call: Call) -> Statistics:
     return Statistics(logprobs, entropies, maximum, log_total)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward", mutates_args=())
-@flat
 def _backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
-    """Gradient to the logits: [T, V], or compact [S, V] by group."""
-    return _path(call).backward(given, call, statistics)
+    """Gradient to the logits: [T, V], in place of them, or compact [S, V] by group."""
+    grad: Tensor = _path(call).backward(given, call, statistics)
+    return grad
 
 
-@_backward.register_fake
-@flat
-def _(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+def _fake_backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
     rows = call.rows if call.gradient == "compact" else None
     return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward_", mutates_args={"logits"})
-@flat
-def _backward_inplace(given: Incoming, call: Call, statistics: Statistics) -> None:
-    """The gradient [T, V] written over the logits."""
-    _path(call).backward(given, call, statistics)
 
 
 def _path(call: Call) -> Any:
     """The module that runs it, `torch` or `triton`."""
     return implementation(SELECTED_LOGPROBS, call.logits.device, call.logits.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, Call(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    grad: Tensor
-    if call.gradient == "inplace":
-        call = call._replace(logits=call.logits.detach())
-        _backward_inplace(*given, *call, *statistics)
-        grad = call.logits
-    else:
-        grad = _backward(*given, *call, *statistics)
-    if call.gradient == "compact":
-        grad = _sparse(grad, call)
-    return grad, *(None,) * (len(call) - 1)
 
 
 def _sparse(values: Tensor, call: Call) -> Tensor:
@@ -207,4 +168,5 @@ def _sparse(values: Tensor, call: Call) -> Tensor:
         return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+gradient = gradient_to_logits("selected_logprobs_backward", _backward, _fake_backward, _sparse)
+selected_op = define("selected_logprobs", _forward, _fake, gradient)

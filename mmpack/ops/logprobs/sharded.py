@@ -29,7 +29,7 @@ from mmpack.ops.support_logprobs.call import Lists, lists_of
 from mmpack.ops.support_logprobs.call import Statistics as ListStatistics
 
 NAME = "sharded_selected_logprobs"
-TENSORS, ROWS = selected.TENSORS, Call._fields.index("rows")
+TENSORS, ROWS = Call._fields.index("entropy"), Call._fields.index("rows")
 
 
 def sharded_selected_logprobs(
@@ -96,7 +96,7 @@ class _Sharded(torch.autograd.Function):
         call = Call(
             logits, own, *groups, runtime_scalar(temperature, logits.device), entropy, "dense"
         )
-        part = selected._forward(*call)
+        part = selected.selected_op(*call)
         at = rows.long()
         chosen = torch.where(here, logits[at, own].double(), 0.0)
         whole = _combine(Statistics(*part), chosen, group, temperature, entropy)
@@ -124,7 +124,8 @@ class _Sharded(torch.autograd.Function):
         given = Incoming(
             given.grad_logprobs.to(dtype), None if to_entropies is None else to_entropies.to(dtype)
         )
-        grad = selected._backward(*given, *call, *(x.to(dtype) for x in whole))
+        own = Statistics(*(x.to(dtype) for x in whole))
+        (grad,) = selected.gradient(given, call, own, None)
         # A target that another rank has stood at column 0, where the op wrote the gradient to a target.
         rows = saved[ROWS].long()
         other = _to_others(at_zero, given, whole, call.temperature).to(grad.dtype)

@@ -126,14 +126,6 @@ class Window(NamedTuple):
     columns: int
 
 
-class Needs(NamedTuple):
-    """Which gradients are asked for."""
-
-    to_hidden: bool
-    to_weight: bool
-    to_bias: bool
-
-
 class Runs(NamedTuple):
     """Entries that are summed together: run r has the entries order[offsets[r] : offsets[r + 1]]."""
 

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.backend import implementation
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
 from mmpack.ops.segments import keyed_sum
 from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 from mmpack.ops.support_logprobs.call import LogitsCall, Statistics, lists_of
-
-TENSORS = LogitsCall._fields.index("distinct")  # before the options
 
 
 def from_logits(
@@ -43,12 +39,10 @@ def from_logits(
         logits, *lists_of(support, targets), temperature, rows, places, distinct, entropy, gradient,
         num_places,
     )  # fmt: skip
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = _op(*call)
     return logprobs, entropies.to(logprobs.dtype)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::support_logprobs", mutates_args=())
-@flat
 def _forward(call: LogitsCall) -> Statistics:
     logits, ids = call.logits, call.ids.long()
     here = (ids >= 0) & (ids < logits.shape[1])
@@ -59,9 +53,7 @@ def _forward(call: LogitsCall) -> Statistics:
     return made
 
 
-@_forward.register_fake
-@flat
-def _(call: LogitsCall) -> Statistics:
+def _fake(call: LogitsCall) -> Statistics:
     logits, count = call.logits, call.targets.shape[0]
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return Statistics(
@@ -73,30 +65,11 @@ def _(call: LogitsCall) -> Statistics:
     )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::support_logprobs_backward", mutates_args=())
-@flat
 def _backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
-    """Gradient to the logits: [T, V], or compact [S, V]."""
-    out = call.logits.new_zeros(call.num_places, call.logits.shape[1])
-    _write(out, given, call, statistics)
-    return out
-
-
-@_backward.register_fake
-@flat
-def _(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
-    return call.logits.new_empty(call.num_places, call.logits.shape[1])
-
-
-@torch.library.custom_op(f"{NAMESPACE}::support_logprobs_backward_", mutates_args={"logits"})
-@flat
-def _backward_inplace(given: Incoming, call: LogitsCall, statistics: Statistics) -> None:
-    """The gradient [T, V] written over the logits."""
-    _write(call.logits.zero_(), given, call, statistics)
-
-
-def _write(out: Tensor, given: Incoming, call: LogitsCall, statistics: Statistics) -> None:
-    """Write the entries' gradients to `out`, which holds zeros."""
+    """Gradient to the logits: [T, V], in place of them, or compact [S, V]."""
+    logits = call.logits
+    shape = call.num_places, logits.shape[1]
+    out = logits.zero_() if call.gradient == "inplace" else logits.new_zeros(shape)
     slopes = _path(call).slopes(call.lists, given, statistics, None)
     vocab, places, ids = out.shape[1], call.entries_of(call.places), call.ids.long()
     ids = ids.clamp(0, max(vocab - 1, 0))  # one out of range made its token NaN
@@ -104,34 +77,16 @@ def _write(out: Tensor, given: Incoming, call: LogitsCall, statistics: Statistic
         slopes = keyed_sum(slopes, places * vocab + ids)
     # Entries of one place and id write the same bits.
     out.index_put_((places, ids), slopes.to(out.dtype))
+    return out
+
+
+def _fake_backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
+    return call.logits.new_empty(call.num_places, call.logits.shape[1])
 
 
 def _path(call: LogitsCall) -> Any:
     """The module that runs it, `torch` or `triton`."""
     return implementation(SUPPORT_LOGPROBS, call.logits.device, call.logits.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, LogitsCall(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = LogitsCall(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    grad: Tensor
-    if call.gradient == "inplace":
-        call = call._replace(logits=call.logits.detach())
-        _backward_inplace(*given, *call, *statistics)
-        grad = call.logits
-    else:
-        grad = _backward(*given, *call, *statistics)
-    if call.gradient == "compact":
-        grad = _sparse(grad, call)
-    return grad, *(None,) * (len(call) - 1)
 
 
 def _sparse(values: Tensor, call: LogitsCall) -> Tensor:
@@ -144,4 +99,5 @@ def _sparse(values: Tensor, call: LogitsCall) -> Tensor:
         return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_gradient = gradient_to_logits("support_logprobs_backward", _backward, _fake_backward, _sparse)
+_op = define("support_logprobs", _forward, _fake, _gradient)

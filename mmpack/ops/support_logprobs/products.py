@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mmpack.ops.linear_logprobs.shards import ordered_sum
 from mmpack.ops.linear_logprobs.torch import block_logits, blocks_of, product_dtype, product_of
+from mmpack.ops.logprobs.autograd import Needs
 from mmpack.ops.rows.torch import sum_rows
-from mmpack.ops.support_logprobs.call import HiddenCall, Needs, Window
+from mmpack.ops.support_logprobs.call import HiddenCall, Window
 
 ROWS_CPU = 64
 ROWS_GPU = 2048
