@@ -16,7 +16,7 @@ from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Statistics
+from mmpack.ops.linear_logprobs.call import Call, Gradients, Head, Statistics
 from mmpack.ops.logprobs.arguments import check_arguments, check_support
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
 from mmpack.ops.logprobs.call import runtime_scalar
@@ -96,8 +96,8 @@ def linear_selected_logprobs(
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
     check_flag(NAME, "entropy", entropy)
-    shard = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
-    num_rows, vocab = hidden.shape[0], shard[1]
+    head = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
+    num_rows, vocab = hidden.shape[0], head.vocab
     check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
     if support is not None:
         check_support(NAME, support, targets, vocab)
@@ -105,15 +105,11 @@ def linear_selected_logprobs(
         if rows_unique is not None and row_inverse is not None:
             rows = rows_unique.index_select(0, row_inverse)
             distinct = len(rows_unique) == len(row_inverse)
-        found = from_hidden(
-            hidden, weight, bias, support, targets, runtime_scalar(temperature, hidden.device), rows, distinct,
-            softcap, bool(entropy), shard,
-        )  # fmt: skip
+        scale = runtime_scalar(temperature, hidden.device)
+        found = from_hidden(head, support, targets, scale, rows, distinct, bool(entropy))
         return found if entropy else found[0]
     groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-    logprobs, entropies = from_groups(
-        hidden, weight, bias, targets, groups, temperature, softcap, entropy, memory_budget, shard
-    )
+    logprobs, entropies = from_groups(head, targets, groups, temperature, entropy, memory_budget)
     return (logprobs, entropies) if entropy else logprobs
 
 
@@ -125,11 +121,8 @@ def check_head(
     softcap: float | None,
     memory_budget: int | None,
     group: ProcessGroup | None,
-) -> tuple[int, int, str]:
-    """First column of this rank's weight, V, and the name of the group ("": one rank).
-
-    Raises ArgumentError for what makes no logits.
-    """
+) -> Head:
+    """The head of checked arguments. Raises ArgumentError for what makes no logits."""
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ArgumentError(
             f"{what}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
@@ -151,24 +144,22 @@ def check_head(
         check_number(what, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
     shard = weight.shape[0]
     if group is None:
-        return 0, shard, ""
+        return Head(hidden, weight, bias, softcap, 0, shard, "")
     _check_group(what, group)
-    return group.rank() * shard, group.size() * shard, group.group_name
+    first, vocab = group.rank() * shard, group.size() * shard
+    return Head(hidden, weight, bias, softcap, first, vocab, group.group_name)
 
 
 def from_groups(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    head: Head,
     targets: Tensor,
     groups: RowGroups,
     temperature: float,
-    softcap: float | None,
     entropy: bool,
     memory_budget: int | None,
-    shard: tuple[int, int, str],
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments; `shard` as of `check_head`."""
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
+    hidden, weight, bias, softcap = head[:4]
     inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     count = hidden.shape[0] if groups.rows is None else groups.rows.shape[0]
@@ -177,7 +168,7 @@ def from_groups(
     store = differentiable and count * weight.shape[0] * 2 <= budget
     call = Call(
         hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, bool(entropy),
-        store, budget, *shard,
+        store, budget, *head.shard,
     )  # fmt: skip
     logprobs, entropies, *_ = _op(*call)
     invariance.hold(logprobs)

@@ -70,13 +70,11 @@ def linear_listed_logprobs(
         rows_unique=rows_unique, row_inverse=row_inverse,
     )  # fmt: skip
     check_flag(NAME, "entropy", entropy)
-    shard = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
-    num_rows, vocab = hidden.shape[0], shard[1]
+    head = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
+    num_rows, vocab = hidden.shape[0], head.vocab
     check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
     check_lists(NAME, lists, targets, vocab)
     groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
     ids, groups = entries_of(targets, lists, groups, num_rows)
-    found = from_groups(
-        hidden, weight, bias, ids, groups, temperature, softcap, entropy, memory_budget, shard
-    )
+    found = from_groups(head, ids, groups, temperature, entropy, memory_budget)
     return split_entries(*found, targets, lists, bool(entropy))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmpack.ops.linear_logprobs.call import Head
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import entry_segments
 
@@ -48,6 +49,10 @@ class HiddenCall(NamedTuple):
     first_column: int  # of this rank, in the whole vocabulary
     vocab: int  # V
     group: str  # name of the process group; "": one rank
+
+    @property
+    def head(self) -> Head:
+        return Head(*self[:3], self.softcap, *self[-3:])
 
     @property
     def lists(self) -> Lists:

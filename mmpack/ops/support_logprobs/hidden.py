@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.backend import implementation
-from mmpack.ops.linear_logprobs.call import Gradients
+from mmpack.ops.linear_logprobs.call import Gradients, Head
 from mmpack.ops.linear_logprobs.shards import ordered_sum, take_owned
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
 from mmpack.ops.logprobs.support import Support
@@ -23,28 +23,25 @@ from mmpack.ops.support_logprobs.route import by_products, can_multiply
 
 
 def from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    head: Head,
     support: Support,
     targets: Tensor,
     temperature: Tensor,
     rows: Tensor | None,
     distinct: bool,
-    softcap: float | None,
     entropy: bool,
-    shard: tuple[int, int, str],
 ) -> tuple[Tensor, Tensor]:
     """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments.
 
-    `rows` [N] or None; `distinct`: none repeats. `shard`: first column of this weight, V, name of the group.
+    `rows` [N] or None; `distinct`: none repeats.
     """
+    hidden, weight, bias, softcap = head[:4]
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     # by the whole vocabulary, so that values are the same bits for any number of ranks
-    multiply = by_products(targets.shape[0], support.ids.shape[0], shard[1], hidden.device, dtype)
+    multiply = by_products(targets.shape[0], support.ids.shape[0], head.vocab, hidden.device, dtype)
     call = HiddenCall(
         hidden, weight, bias, *lists_of(support, targets), temperature, rows, distinct, multiply,
-        softcap, entropy, *shard,
+        softcap, entropy, *head.shard,
     )  # fmt: skip
     logprobs, entropies, *_ = _op(*call)
     return logprobs, entropies.to(logprobs.dtype)

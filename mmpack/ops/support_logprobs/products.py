@@ -22,14 +22,14 @@ ROWS_GPU = 2048
 
 def entry_logits(path: Any, call: HiddenCall) -> Tensor:
     """Logits [M] of the entries, before the temperature; NaN for ids that this weight lacks."""
-    hidden, product = call.hidden, product_dtype(call)
+    hidden, product = call.hidden, product_dtype(call.head)
     out = torch.full(call.ids.shape, torch.nan, dtype=call.dtype, device=hidden.device)
     rows, size = _token_rows(call)
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(rows), size):
             x = hidden.index_select(0, rows[start : start + size])
             for block in blocks_of(len(call.weight)):
-                z = block_logits(call, x, block, product)
+                z = block_logits(call.head, x, block, product)
                 path.take(z, out, _window(call, start, size, block))
     return out
 
@@ -41,7 +41,7 @@ def gradients(
 
     `live` [N] bool: the tokens that a gradient reaches. Rows of the others may hold NaN.
     """
-    hidden, weight, product = call.hidden, call.weight, product_dtype(call)
+    hidden, weight, product = call.hidden, call.weight, product_dtype(call.head)
     rows, size = _token_rows(call)
     width, count = hidden.shape[1], len(call.targets)
     # By token. Where rows repeat they are summed below, and rounded once.
