@@ -9,7 +9,7 @@ from support.policy_oracle import oracle
 
 import mmpack as mp
 from mmpack.contracts import gradient_fp32_bound, loss_bound
-from mmpack.losses.policy.loss import CLIPS
+from mmpack.losses.policy.loss import VARIANTS
 
 pytestmark = pytest.mark.kernel
 
@@ -59,7 +59,7 @@ def run(c, device, **options):
 
 
 CASES = {
-    **{kind: {"kind": kind} for kind in ("grpo", "dapo", "gspo", "cispo")},
+    **{kind: {"kind": kind} for kind in VARIANTS},
     **{
         f"{kind} {aggregation}": {"kind": kind, "aggregation": aggregation}
         for kind in ("ppo", "gspo", "cispo")
@@ -109,7 +109,7 @@ def check(c, device, total=None, **options):
     keywords |= {"correction_low": bounds[0], "correction_high": bounds[1]}
     if total is not None:
         keywords |= {"total_tokens": total, "total_samples": total}
-    clip = CLIPS[options.get("kind", "grpo")]
+    clip = VARIANTS[options.get("kind", "grpo")].clip
     number = None if total is None else float(total)
     want = oracle(c, total=number, clip=clip, bounds=bounds, **options)
     loss, grad, entropy, metrics = run(c, device, **keywords)
@@ -176,7 +176,7 @@ def test_advantages_of_tokens(device):
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 60.0])
-@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo"])
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_equal_and_far_policies(device, kind, spread):
     check(columns([3, 40, 7], spread), device, kind=kind, kl_coef=0.1, correction="tis")
 

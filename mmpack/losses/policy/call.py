@@ -5,14 +5,12 @@ Every implementation takes (Columns, Options). The schema of mmpack::policy_loss
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mmpack.losses.correction import Correction, CorrectionLevel
 from mmpack.losses.kl import KLKind
-
-Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
 
 METRICS = (
     "tokens",
@@ -46,7 +44,7 @@ class Options(NamedTuple):
 
     scale: float
     sample_mean: bool
-    kind: Kind
+    surrogate: str  # of the kind: "clip", "gspo" or "cispo"
     ratio_low: float
     ratio_high: float
     dual_clip: float  # infinite: none

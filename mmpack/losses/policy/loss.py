@@ -24,7 +24,7 @@ from mmpack.losses.correction import (
 )
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy.autograd import PolicyLossFunction
-from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
+from mmpack.losses.policy.call import METRICS, Columns, Options
 from mmpack.losses.samples import check_columns
 from mmpack.notebook import Drawn
 from mmpack.ops.inputs import can_look_at, check_are_tensors
@@ -33,14 +33,30 @@ WHAT = "policy_loss"
 Per = Literal["sample", "token"]
 _UNITS = {"sample": "sample", "token": "loss token"}
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-CLIPS: dict[str, tuple[float, float]] = {
-    "grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
-    "dr_grpo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
-    "cispo": (1.0, 4.0),
-    "ppo": (0.2, 0.2),
+Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kind decides."""
+
+    clip: tuple[float, float]  # clip_low, clip_high
+    surrogate: str = "clip"  # of torch.py and of the kernel
+    no_dual_clip: str = ""  # why, and what to do instead
+
+
+VARIANTS: dict[str, Variant] = {
+    "grpo": Variant((0.2, 0.2)),
+    "dapo": Variant((0.2, 0.28)),  # arXiv 2503.14476 section 4.1
+    "dr_grpo": Variant((0.2, 0.2)),
+    "gspo": Variant((3e-4, 4e-4), "gspo"),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
+    "cispo": Variant(
+        # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
+        (1.0, 4.0),
+        "cispo",
+        no_dual_clip="has no minimum to bound. Fix: leave it out; clip_high bounds the weight",
+    ),
+    "ppo": Variant((0.2, 0.2)),
 }
 
 
@@ -108,7 +124,7 @@ def policy_loss(
             are not read.
         total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
         scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
-        clip_low, clip_high: None: the kind's own, `CLIPS`; infinite: no clip.
+        clip_low, clip_high: None: the kind's own, `VARIANTS`; infinite: no clip.
         dual_clip: c > 1, verl's `clip_ratio_c`: where A < 0 the surrogate is at most -c·A, and a ratio above c has no
             gradient (arXiv 1912.09729 eq. 5). TRL's `delta` is the same where it is above 1 + clip_high. Not of cispo.
         kl_kind: `k1`, `k2`, `k3`, see `kl_divergence`.
@@ -185,7 +201,7 @@ def policy_loss(
     options = Options(
         scale,
         aggregation == SAMPLE_MEAN,
-        kind,
+        VARIANTS[kind].surrogate,
         1 - low,
         1 + high,
         math.inf if dual_clip is None else dual_clip,
@@ -249,12 +265,11 @@ def _clip(
             check_number(WHAT, option, bound, least=0, finite=False)
     if dual_clip is not None:
         check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
-        if kind == "cispo":
+        if VARIANTS[kind].no_dual_clip:
             raise ArgumentError(
-                f"{WHAT}: dual_clip is {dual_clip}, but cispo has no minimum to bound. "
-                "Fix: leave it out; clip_high bounds the weight"
+                f"{WHAT}: dual_clip is {dual_clip}, but {kind} {VARIANTS[kind].no_dual_clip}"
             )
-    low, high = CLIPS[kind]
+    low, high = VARIANTS[kind].clip
     return low if clip_low is None else clip_low, high if clip_high is None else clip_high
 
 

@@ -233,7 +233,7 @@ def policy_loss(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Ten
     """Loss [], METRICS [10] and the derivatives [1 or 2, N] of mmpack::policy_loss."""
     logprobs, count, num_samples = columns.logprobs, len(columns.logprobs), len(columns.cu_loss) - 1
     corrected = options.correction is not None
-    whole = options.kind == "gspo" or (corrected and options.correction_level != "token")
+    whole = options.surrogate == "gspo" or (corrected and options.correction_level != "token")
     parts = parts_of(count, num_samples, whole)
     programs = max(num_samples * parts, 1)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
@@ -276,7 +276,7 @@ def variant(options: Options, by_sample: bool) -> dict[str, Any]:
     return {
         "SAMPLE_MEAN": options.sample_mean,
         "BY_SAMPLE": by_sample,
-        "KIND": options.kind if options.kind in ("gspo", "cispo") else "clip",
+        "KIND": options.surrogate,
         "KL_KIND": options.kl_kind,
         "KL_TERM": options.kl_coef != 0,
         "ENTROPY_TERM": options.entropy_coef != 0,
