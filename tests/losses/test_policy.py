@@ -152,6 +152,16 @@ def test_each_kind_is_its_formula(kind, aggregation):
         assert float(metrics[name]) == pytest.approx(value, rel=2e-6), name
 
 
+def test_gmpo_is_of_whole_samples():
+    c = columns()
+    with pytest.raises(
+        ArgumentError, match=r"per loss token, but gmpo .* Fix: pass one per sample"
+    ):
+        policy_loss(c.lp, c.adv.repeat_interleave(torch.tensor(LENGTHS)), CU, kind="gmpo")
+    with pytest.raises(ArgumentError, match="but gmpo bounds a sample's ratio"):
+        policy_loss(c.lp, c.adv, CU, kind="gmpo", dual_clip=3.0)
+
+
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "dapo", "gspo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_dual_clip_against_the_delta_of_trl(kind, seed):

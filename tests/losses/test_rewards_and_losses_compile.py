@@ -44,6 +44,7 @@ VARIANTS = {
         True,
         set(),
     ),
+    "gmpo": (BARE | {"surrogate": "gmpo"}, True, {"entropy", "total", "rollout_logprobs"}),
     "gspo dual": ({"dual_clip": 3.0}, True, set()),
     "cispo tis": (
         {

@@ -50,7 +50,13 @@ def oracle(
         if kind == "gspo":
             ratio = clipped_exp(d.mean().detach() + lp - lp.detach())
         low, high = 1 - clip[0], 1 + clip[1]
-        if kind == "cispo":
+        if kind == "gmpo":
+            within = torch.where(a > 0, d.clamp(max=clip[1]), d.clamp(min=-clip[0]))
+            cut_ratio = within != d
+            # the mean's value, and of each token's logprob the gradient, n times that of the mean
+            ratio = clipped_exp(within.mean().detach() + within - within.detach())
+            terms = -ratio * a
+        elif kind == "cispo":
             terms = -ratio.detach().clamp(low, high) * a * lp
             cut_ratio = (ratio < low) | (ratio > high)
         else:

@@ -44,8 +44,8 @@ class Options(NamedTuple):
 
     scale: float
     sample_mean: bool
-    surrogate: str  # of the kind: "clip", "gspo" or "cispo"
-    ratio_low: float
+    surrogate: str  # of the kind, by its name in torch.py
+    ratio_low: float  # of the ratio, or of its logarithm
     ratio_high: float
     dual_clip: float  # infinite: none
     kl_kind: KLKind

@@ -120,10 +120,28 @@ def _cispo(of: Ratios) -> Surrogate:
     return slopes * of.logprobs, slopes, ratio, (ratio < low) | (ratio > high)
 
 
+def _gmpo(of: Ratios) -> Surrogate:
+    """The geometric mean of the sample's ratios, each cut where that lowers the gain."""
+    log_ratio, adv, low, high = (
+        of.log_ratio,
+        of.advantages,
+        of.options.ratio_low,
+        of.options.ratio_high,
+    )
+    clipped = ((log_ratio < low) & (adv < 0)) | ((log_ratio > high) & (adv > 0))
+    within = torch.where(clipped, log_ratio.clamp(low, high), log_ratio)
+    exponent = per_token(sample_mean(within, of.cu_loss), of.cu_loss, len(within))
+    bounded = exponent.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = bounded.exp()
+    terms = -ratio * adv
+    return terms, torch.where(clipped | (bounded != exponent), 0.0, terms), ratio, clipped
+
+
 SURROGATES: dict[str, Callable[[Ratios], Surrogate]] = {
     "clip": _clip,
     "gspo": _gspo,
     "cispo": _cispo,
+    "gmpo": _gmpo,
 }
 
 
