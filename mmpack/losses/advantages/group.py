@@ -22,8 +22,7 @@ from mmpack.losses.advantages.leave_one_out import leave_one_out
 from mmpack.losses.advantages.pass_at_k import pass_at_k
 from mmpack.losses.advantages.torch import scaled, spread, standardised
 from mmpack.losses.advantages.units import check_alike, first_and_inverse
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 AdvantageKind = Literal[
@@ -278,18 +277,10 @@ def _warn_alone(group_index: Tensor, kind: str) -> None:
         )
 
 
-def _run(rewards: Tensor, *rest: Any) -> Tensor:
-    module = implementation(GROUP_ADVANTAGES, rewards.device)
-    advantages: Tensor = module.group_advantages(rewards, *rest)
-    return advantages
-
-
-def _fake(rewards: Tensor, *_: Any) -> Tensor:
+def _fake(
+    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     return rewards.new_empty(len(rewards), dtype=torch.float32)
 
 
-_op = define_op(
-    "group_advantages(Tensor rewards, Tensor group_index, Tensor? num_tokens, str kind, float eps) -> Tensor",
-    _run,
-    _fake,
-)
+_op = define_op("group_advantages", by_backend(GROUP_ADVANTAGES, "group_advantages"), _fake)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.custom_op import by_backend, define_op, distinct_views, refuse_transforms
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.inputs import check_are_tensors
-from mmpack.ops.records import parameters
+from mmpack.ops.records import Size
 from mmpack.ops.rows.gather import check_index, check_range
 from mmpack.ops.rows.inverse import Inverse
 
@@ -110,60 +110,41 @@ def _check_shapes(
 
 
 def _merge(
-    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    places = VisionRows(*vision)
-    check_range("merge_embeddings", "vision.source", places.source, -1, len(values))
-    check_range("merge_embeddings", "vision.features", places.features, 0, len(values))
+    check_range("merge_embeddings", "vision.source", vision.source, -1, len(values))
+    check_range("merge_embeddings", "vision.features", vision.features, 0, len(values))
     module = implementation(MERGE_EMBEDDINGS, embeddings.device)
     merged: tuple[Tensor, list[Tensor]] = module.merge_embeddings(
-        embeddings, values, levels, places
+        embeddings, values, levels, vision
     )
     return merged
 
 
 def _merge_fake(
-    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    count = VisionRows(*vision).rows.shape[0]
+    count = vision.rows.shape[0]
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return merged, [level.new_empty(count, level.shape[1]) for level in levels]
 
 
-def _unmerge(
-    grad: Tensor, grad_levels: list[Tensor], *rest: Any
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of `_merge`; num_tokens or num_features is 0 where their gradient is not asked for."""
-    *vision, num_tokens, num_features = rest
-    module = implementation(MERGE_EMBEDDINGS, grad.device)
-    gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(
-        grad, grad_levels, VisionRows(*vision), num_tokens, num_features
-    )
-    return gradients
-
-
 def _unmerge_fake(
-    grad: Tensor, grad_levels: list[Tensor], *rest: Any
+    grad: Tensor,
+    grad_levels: list[Tensor],
+    vision: VisionRows,
+    num_tokens: Size,
+    num_features: Size,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    *_, num_tokens, num_features = rest
     width = grad.shape[1]
     to_levels = [grad.new_empty(num_features, width) for _ in grad_levels]
     return grad.new_empty(num_tokens, width), grad.new_empty(num_features, width), to_levels
 
 
-merge_op = define_op(
-    f"""merge_embeddings(
-        Tensor embeddings, Tensor values, Tensor[] levels, {parameters(VisionRows)}
-    ) -> (Tensor, Tensor[])""",
-    _merge,
-    _merge_fake,
-)
+merge_op = define_op("merge_embeddings", _merge, _merge_fake)
+# num_tokens or num_features is 0 where their gradient is not asked for
 unmerge_op = define_op(
-    f"""unmerge_embeddings(
-        Tensor grad, Tensor[] grad_levels, {parameters(VisionRows)}, SymInt num_tokens, SymInt num_features
-    ) -> (Tensor, Tensor, Tensor[])""",
-    _unmerge,
-    _unmerge_fake,
+    "unmerge_embeddings", by_backend(MERGE_EMBEDDINGS, "unmerge_embeddings"), _unmerge_fake
 )
 
 

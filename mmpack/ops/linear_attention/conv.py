@@ -14,7 +14,6 @@ from mmpack.ops.custom_op import define_op
 from mmpack.ops.inputs import check_tensors
 from mmpack.ops.linear_attention.rule import check_plan
 from mmpack.ops.linear_attention.segment_plan import FarReaders, SegmentPlan
-from mmpack.ops.records import flat, parameters
 
 _FLOATS = ("bfloat16", "float16", "float32")
 SEGMENT_CONV1D = Op(
@@ -81,13 +80,11 @@ class Call(NamedTuple):
     silu: bool
 
 
-@flat
 def _run(call: Call) -> Tensor:
     out: Tensor = _kernels(call).conv1d(*call)
     return out
 
 
-@flat
 def _run_backward(
     grad: Tensor, call: Call, far: FarReaders, needs_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,12 +97,10 @@ def _run_backward(
     return to_x, none if to_weight is None else to_weight, none if to_bias is None else to_bias
 
 
-@flat
 def _fake(call: Call) -> Tensor:
     return torch.empty_like(call.x, memory_format=torch.contiguous_format)
 
 
-@flat
 def _fake_backward(
     grad: Tensor, call: Call, far: FarReaders, needs_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,13 +113,8 @@ def _fake_backward(
     return to_x, to_weight, to_bias
 
 
-_conv = define_op(f"segment_conv1d({parameters(Call)}) -> Tensor", _run, _fake)
-_conv_backward = define_op(
-    f"segment_conv1d_backward(Tensor grad, {parameters(Call, FarReaders)}, bool needs_weight) "
-    "-> (Tensor, Tensor, Tensor)",
-    _run_backward,
-    _fake_backward,
-)
+_conv = define_op("segment_conv1d", _run, _fake)
+_conv_backward = define_op("segment_conv1d_backward", _run_backward, _fake_backward)
 
 
 class _Conv(torch.autograd.Function):
