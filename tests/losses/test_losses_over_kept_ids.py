@@ -7,7 +7,7 @@ import mmpack as mp
 from mmpack.contracts import gradient_fp32_bound
 from mmpack.losses.kl import kl_divergence
 from mmpack.losses.policy.loss import VARIANTS
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from tests.support.kept_ids import restrict, support_of
 

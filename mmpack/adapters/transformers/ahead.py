@@ -11,9 +11,9 @@ from mmpack.ops import first_use
 from mmpack.ops.attention import SEQUENCES, TREE
 from mmpack.ops.backend import implementation
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
-from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
 from mmpack.ops.rows import GATHER_ROWS
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 
 OPS = (MERGE_EMBEDDINGS, GATHER_ROWS, LINEAR_SELECTED_LOGPROBS, SUPPORT_LOGPROBS)
 

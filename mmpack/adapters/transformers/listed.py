@@ -14,9 +14,8 @@ from mmpack.adapters.transformers.head_shards import local_head
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
-from mmpack.ops.logprobs.listed import ListedLogprobs, listed_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import ListedLogprobs, linear_listed_logprobs, listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.packing.batch import Batch

@@ -45,10 +45,10 @@ def define(
 ) -> Callable[..., Any]:
     """Define the op mmpack::`name` of the fields of a Call, one by one: `forward`(call) -> Statistics.
 
-    Args: fake: as `forward`, for tensors without data. gradients: (given, call, statistics, which inputs need one) to
-    the gradients of the first inputs, in their order.
+    Args: fake: the same for tensors without data, annotated. gradients: (given, call, statistics, which inputs need
+    one) to the gradients of the first inputs, in their order.
     """
-    kinds = get_type_hints(forward)
+    kinds = get_type_hints(fake)
     call_of, statistics_of = kinds["call"], kinds["return"]
     fields = get_type_hints(call_of).values()
     tensors = sum(kind in (Tensor, Tensor | None) for kind in fields)
@@ -85,7 +85,7 @@ def gradient_to_logits(
     def write(*args: Any) -> None:
         run(*args)
 
-    kinds = get_type_hints(run)
+    kinds = get_type_hints(fake)
     apart = _custom_op(name, run, fake, kinds)
     in_place = torch.library.custom_op(
         f"{NAMESPACE}::{name}_", flat(write, kinds | {"return": None}), mutates_args={"logits"}

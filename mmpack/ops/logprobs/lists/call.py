@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.call import Head
+from mmpack.ops.logprobs.linear.call import Head
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import entry_segments
 

@@ -12,36 +12,27 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.backend import implementation
-from mmpack.ops.linear_logprobs.call import Gradients, Head
-from mmpack.ops.linear_logprobs.shards import ordered_sum, take_owned
+from mmpack.ops.logprobs.arguments import Tokens
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
+from mmpack.ops.logprobs.linear.call import Gradients, Head
+from mmpack.ops.logprobs.linear.shards import ordered_sum, take_owned
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS, products
+from mmpack.ops.logprobs.lists.call import HiddenCall, Runs, Statistics, lists_of, runs_by
+from mmpack.ops.logprobs.lists.products import by_products, can_multiply
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import segment_sum
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS, products
-from mmpack.ops.support_logprobs.call import HiddenCall, Runs, Statistics, lists_of, runs_by
-from mmpack.ops.support_logprobs.route import by_products, can_multiply
 
 
-def from_hidden(
-    head: Head,
-    support: Support,
-    targets: Tensor,
-    temperature: Tensor,
-    rows: Tensor | None,
-    distinct: bool,
-    entropy: bool,
-) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments.
-
-    `rows` [N] or None; `distinct`: none repeats.
-    """
+def from_hidden(head: Head, support: Support, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
     hidden, weight, bias, softcap = head[:4]
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     # by the whole vocabulary, so that values are the same bits for any number of ranks
-    multiply = by_products(targets.shape[0], support.ids.shape[0], head.vocab, hidden.device, dtype)
+    count, entries = tokens.targets.shape[0], support.ids.shape[0]
+    multiply = by_products(count, entries, head.vocab, hidden.device, dtype)
     call = HiddenCall(
-        hidden, weight, bias, *lists_of(support, targets), temperature, rows, distinct, multiply,
-        softcap, entropy, *head.shard,
+        hidden, weight, bias, *lists_of(support, tokens.targets), tokens.scale, tokens.row_of_each,
+        tokens.distinct, multiply, softcap, bool(tokens.entropy), *head.shard,
     )  # fmt: skip
     logprobs, entropies, *_ = _op(*call)
     return logprobs, entropies.to(logprobs.dtype)

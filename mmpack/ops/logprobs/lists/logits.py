@@ -11,33 +11,25 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.backend import implementation
+from mmpack.ops.logprobs.arguments import Tokens
 from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
+from mmpack.ops.logprobs.lists.call import LogitsCall, Statistics, lists_of
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import keyed_sum
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
-from mmpack.ops.support_logprobs.call import LogitsCall, Statistics, lists_of
 
 
 def from_logits(
-    logits: Tensor,
-    support: Support,
-    targets: Tensor,
-    temperature: Tensor,
-    rows: Tensor | None,
-    rows_unique: Tensor | None,
-    row_inverse: Tensor | None,
-    entropy: bool,
-    gradient: str,
+    logits: Tensor, support: Support, tokens: Tokens, gradient: str
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments; `rows` [N] or None."""
-    places, num_places, distinct = rows, logits.shape[0], rows is None
-    if rows_unique is not None and row_inverse is not None:
-        distinct = rows_unique.shape[0] == row_inverse.shape[0]
-        if gradient == "compact":
-            places, num_places = row_inverse, rows_unique.shape[0]
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
+    rows = tokens.row_of_each
+    places, num_places = rows, logits.shape[0]
+    if gradient == "compact" and tokens.rows_unique is not None:
+        places, num_places = tokens.row_inverse, tokens.rows_unique.shape[0]
     call = LogitsCall(
-        logits, *lists_of(support, targets), temperature, rows, places, distinct, entropy, gradient,
-        num_places,
+        logits, *lists_of(support, tokens.targets), tokens.scale, rows, places, tokens.distinct,
+        bool(tokens.entropy), gradient, num_places,
     )  # fmt: skip
     logprobs, entropies, *_ = _op(*call)
     return logprobs, entropies.to(logprobs.dtype)

@@ -11,24 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import check_tensors
-from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Head, Statistics
-from mmpack.ops.logprobs.arguments import check_arguments, check_support
+from mmpack.ops.logprobs.arguments import Tokens, check_support
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
-from mmpack.ops.logprobs.call import runtime_scalar
-from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
+from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.linear.call import Call, Gradients, Head, Statistics
+from mmpack.ops.logprobs.lists.hidden import from_hidden
+from mmpack.ops.logprobs.row_groups import RowGroups
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.support_logprobs.hidden import from_hidden
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "linear_selected_logprobs"
-OPTIONAL = ("bias", "rows", "rows_unique", "row_inverse")
 
 
 def linear_selected_logprobs(
@@ -67,7 +64,7 @@ def linear_selected_logprobs(
         support: the ids that the sampler left for each target, `PackedBatch.kept_ids`. The softmax and the entropy are
             over these alone. Only their rows of `weight` are read, and have a gradient other than 0; `memory_budget`
             does nothing, and values are the same bits for any number of ranks. Where the lists are so long that
-            products with the whole weight cost less (`ops/support_logprobs/route.py`: on an H200 in bf16 from a mean
+            products with the whole weight cost less (`ops/logprobs/lists/products.py`: on an H200 in bf16 from a mean
             of V / 123 ids), these are made, and with them a float32 sum of the size of `weight`.
 
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
@@ -91,38 +88,26 @@ def linear_selected_logprobs(
         >>> linear_selected_logprobs(hidden, weight, torch.tensor([1, 2]), rows=torch.tensor([0, 0]))
         tensor([-0.2395, -2.2395])
     """
-    check_tensors(
-        NAME, OPTIONAL, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
-        rows_unique=rows_unique, row_inverse=row_inverse,
-    )  # fmt: skip
-    check_flag(NAME, "entropy", entropy)
-    head = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
-    num_rows, vocab = hidden.shape[0], head.vocab
-    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
+    tokens = Tokens(targets, rows, rows_unique, row_inverse, temperature, entropy)
+    head = check_head(
+        NAME, Head(hidden, weight, bias, softcap, 0, 0, ""), tokens, memory_budget, group
+    )
     if support is not None:
-        check_support(NAME, support, targets, vocab)
-        distinct = rows is None
-        if rows_unique is not None and row_inverse is not None:
-            rows = rows_unique.index_select(0, row_inverse)
-            distinct = len(rows_unique) == len(row_inverse)
-        scale = runtime_scalar(temperature, hidden.device)
-        found = from_hidden(head, support, targets, scale, rows, distinct, bool(entropy))
-        return found if entropy else found[0]
-    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-    logprobs, entropies = from_groups(head, targets, groups, temperature, entropy, memory_budget)
+        check_support(NAME, support, targets, head.vocab)
+        logprobs, entropies = from_hidden(head, support, tokens)
+    else:
+        logprobs, entropies = from_groups(
+            head, targets, tokens.groups(hidden.shape[0]), temperature, entropy, memory_budget
+        )
     return (logprobs, entropies) if entropy else logprobs
 
 
 def check_head(
-    what: str,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    softcap: float | None,
-    memory_budget: int | None,
-    group: ProcessGroup | None,
+    what: str, head: Head, tokens: Tokens, memory_budget: int | None, group: ProcessGroup | None
 ) -> Head:
-    """The head of checked arguments. Raises ArgumentError for what makes no logits."""
+    """The head with the place of its shard in `group`. Raises ArgumentError for what makes no logits of the tokens."""
+    hidden, weight, bias, softcap = head[:4]
+    tokens.check(what, hidden=hidden, weight=weight, bias=bias)
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ArgumentError(
             f"{what}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
@@ -143,11 +128,13 @@ def check_head(
     if memory_budget is not None:
         check_number(what, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
     shard = weight.shape[0]
-    if group is None:
-        return Head(hidden, weight, bias, softcap, 0, shard, "")
-    _check_group(what, group)
-    first, vocab = group.rank() * shard, group.size() * shard
-    return Head(hidden, weight, bias, softcap, first, vocab, group.group_name)
+    head = head._replace(vocab=shard)
+    if group is not None:
+        _check_group(what, group)
+        first, vocab = group.rank() * shard, group.size() * shard
+        head = Head(hidden, weight, bias, softcap, first, vocab, group.group_name)
+    tokens.check_values(what, hidden.shape[0], head.vocab)
+    return head
 
 
 def from_groups(
@@ -184,11 +171,6 @@ def _check_group(what: str, group: Any) -> None:
         )
 
 
-def _forward(call: Call) -> Statistics:
-    made: Statistics = _path(call).forward(call)
-    return made
-
-
 def _fake(call: Call) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     dtype = torch.promote_types(torch.promote_types(hidden.dtype, call.weight.dtype), torch.float32)
@@ -220,4 +202,4 @@ def _path(call: Call) -> Any:
 
 
 _gradients = gradients_to_head("linear_selected_logprobs_backward", _backward)
-_op = define(NAME, _forward, _fake, _gradients)
+_op = define(NAME, lambda call: _path(call).forward(call), _fake, _gradients)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Head, Statistics, gradients_of
-from mmpack.ops.linear_logprobs.shards import ordered_sum, stack_ranks, take_owned
 from mmpack.ops.logprobs.autograd import Incoming, Needs
 from mmpack.ops.logprobs.gradients import row_gradient
+from mmpack.ops.logprobs.linear.call import Call, Gradients, Head, Statistics, gradients_of
+from mmpack.ops.logprobs.linear.shards import ordered_sum, stack_ranks, take_owned
 from mmpack.ops.logprobs.row_groups import by_slot, slots_of
 from mmpack.ops.logprobs.softmax import LOWEST, pad_columns
 
