@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.attention.autocast import attended_dtype
+from mmpack.ops.attention.operands import attended_dtype
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op
 from mmpack.ops.embeddings.merge import VisionRows
