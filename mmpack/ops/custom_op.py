@@ -58,6 +58,8 @@ def refuse_transforms(what: str, *tensors: Tensor) -> None:
     )
 
 
-def distinct_views(*tensors: Tensor) -> Iterable[Tensor]:
+def distinct_views(*tensors: Tensor | None) -> Iterable[Tensor | None]:
     """The tensors for a Function, of which Dynamo takes none twice."""
-    return (x.view_as(x) for x in tensors) if torch.compiler.is_compiling() else tensors
+    if not torch.compiler.is_compiling():
+        return tensors
+    return (None if x is None else x.view_as(x) for x in tensors)

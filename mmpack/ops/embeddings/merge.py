@@ -87,26 +87,34 @@ def merge_embeddings(
 def _check_shapes(
     embeddings: Tensor, features: Tensor, vision: VisionRows, levels: Sequence[Tensor]
 ) -> None:
-    if not isinstance(vision, VisionRows):
-        raise ArgumentError(
-            f"merge_embeddings: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
-        )
-    each = {f"levels[{i}]": level for i, level in enumerate(levels)}
-    check_are_tensors("merge_embeddings", embeddings=embeddings, features=features, **each)
-    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
-    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
-        raise ArgumentError(
-            f"merge_embeddings: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
-            "Fix: pass one row for each of the batch's, without the batch dimension"
-        )
-    for name, x in {"features": features, **each}.items():
+    given = {"features": features, **{f"levels[{i}]": level for i, level in enumerate(levels)}}
+    check_are_tensors("merge_embeddings", **given)
+    count = check_rows("merge_embeddings", embeddings, vision)
+    for name, x in given.items():
         if x.ndim != 2 or x.shape[0] != count or x.shape[1] != embeddings.shape[1]:
             raise ArgumentError(
                 f"merge_embeddings: {name} has shape {list(x.shape)}, expected {[count, embeddings.shape[1]]}. "
                 "Fix: pass the vision tokens of all media of the batch, in its order"
             )
-    for name, index in zip(vision._fields, vision, strict=True):
-        check_index("merge_embeddings", f"vision.{name}", index, embeddings.device)
+
+
+def check_rows(what: str, embeddings: Tensor, vision: VisionRows) -> int:
+    """P, how many features go into the rows. Raises ArgumentError unless `embeddings` and `vision` fit each other."""
+    if not isinstance(vision, VisionRows):
+        raise ArgumentError(
+            f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
+        )
+    parts = {f"vision.{name}": x for name, x in vision._asdict().items()}
+    check_are_tensors(what, embeddings=embeddings, **parts)
+    rows = vision.source.shape[0]
+    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
+        raise ArgumentError(
+            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
+            "Fix: pass one row for each of the batch's, without the batch dimension"
+        )
+    for name, index in parts.items():
+        check_index(what, name, index, embeddings.device)
+    return vision.offsets.shape[0] - 1
 
 
 def _merge(

@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.attention.operands import attended_dtype
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
-from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.ops.inputs import check_are_tensors, check_tensors
+from mmpack.ops.custom_op import define_op, distinct_views
+from mmpack.ops.embeddings.merge import VisionRows, check_rows
+from mmpack.ops.inputs import check_tensors
 from mmpack.ops.projection import PROJECT_AND_MERGE
-from mmpack.ops.rows.gather import check_index, check_range
+from mmpack.ops.rows.gather import check_range
 
 
 class Projection(NamedTuple):
@@ -62,7 +62,7 @@ def project_and_merge(
     Example: a text token, then the two tokens of one image.
         >>> import torch
         >>> import mmpack as mp
-        >>> from mmpack.ops.embeddings.merge import VisionRows
+        >>> from mmpack.ops.embeddings.merge import VisionRows, check_rows
         >>> from mmpack.ops.rows.inverse import inverse_index
         >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
         >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
@@ -77,18 +77,13 @@ def project_and_merge(
     given = {"projector": projector, **{f"levels[{i}]": p for i, p in enumerate(levels)}}
     _check(embeddings, given, vision)
     layers = [_as_autocast(p) for p in given.values()]
-    run = _Project.apply(len(layers), *_distinct([embeddings, *vision, *_flat(layers)]))
+    run = _Project.apply(len(layers), *distinct_views(embeddings, *vision, *_flat(layers)))
     merged, *made = run
     return merged, made
 
 
 def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows) -> None:
     what = "project_and_merge"
-    if not isinstance(vision, VisionRows):
-        raise ArgumentError(
-            f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
-        )
-    check_are_tensors(what, **{f"vision.{k}": x for k, x in vision._asdict().items()})
     parts: dict[str, Any] = {}
     for name, p in given.items():
         if not isinstance(p, Projection):
@@ -98,20 +93,13 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
     biases = [name for name in parts if name.endswith(".bias")]
     check_tensors(what, biases, embeddings=embeddings, **parts)
-    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
-    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
-        raise ArgumentError(
-            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
-            "Fix: pass one row for each of the batch's, without the batch dimension"
-        )
+    count = check_rows(what, embeddings, vision)
     if not embeddings.is_floating_point():
         raise ArgumentError(
             f"{what}: embeddings has dtype {embeddings.dtype}, expected a floating point one. Fix: embed the ids"
         )
     for name, p in given.items():
         _check_layer(what, name, p, count, embeddings.shape[1])
-    for name, index in zip(vision._fields, vision, strict=True):
-        check_index(what, f"vision.{name}", index, embeddings.device)
     if len(vision.rows) != len(vision.features):
         raise ArgumentError(
             f"{what}: vision has {len(vision.rows)} rows and {len(vision.features)} features of them. "
@@ -155,13 +143,6 @@ def _as_autocast(p: Projection) -> Projection:
 
 def _flat(layers: Sequence[Projection]) -> list[Tensor | None]:
     return [x for layer in layers for x in layer]
-
-
-def _distinct(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """The tensors for a Function, of which Dynamo takes none twice."""
-    if not torch.compiler.is_compiling():
-        return tensors
-    return [None if x is None else x.view_as(x) for x in tensors]
 
 
 class Layers(NamedTuple):
