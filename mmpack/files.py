@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,9 +32,8 @@ Identity = tuple[int, int]  # device and inode: the same by every name and link
 class _Command:
     """The files that a running command has read and written."""
 
-    def __init__(self, read: Mapping[Identity, str], rewritten: Collection[Identity]):
+    def __init__(self, read: Mapping[Identity, str]):
         self.read = dict(read)
-        self.rewritten = rewritten
         self.written: dict[str, str] = {}  # a file -> what wrote it
 
 
@@ -42,15 +41,13 @@ _command: _Command | None = None  # of this process; None outside a command
 
 
 @contextmanager
-def inputs_kept(
-    read: Mapping[Identity, str], rewritten: Collection[Identity] = ()
-) -> Iterator[None]:
+def inputs_kept(read: Mapping[Identity, str]) -> Iterator[None]:
     """Within: `replaced` and `write_text` refuse every file of `read`, and what `reading` adds.
 
-    Args: `read`: files by identity, with what they are in words. `rewritten`: files that may be replaced all the same.
+    Args: `read`: files by identity, with what they are in words.
     """
     global _command
-    before, _command = _command, _Command(read, rewritten)
+    before, _command = _command, _Command(read)
     try:
         yield
     finally:
@@ -85,7 +82,7 @@ def _refuse_input(path: Path, what: str, error: type[MmpackError]) -> None:
     found, target = identity(path), os.path.realpath(path)
     if found is not None and found in map(_opened, (1, 2)):
         about = "is the file that this command prints to"
-    elif found in _command.read and found not in _command.rewritten:
+    elif found in _command.read:
         about = f"is {_command.read[found]}, which this command reads"
     elif _command.written.setdefault(target, what) != what:
         about = "was written by this command a moment ago"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, rewritable
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, writable
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def command(
         Path,
         typer.Argument(
             metavar="FILE",
-            callback=rewritable,
-            help="The trace to write: .jsonl, .jsonl.zst or .parquet. May be TRACE itself.",
+            callback=writable,
+            help="The trace to write: .jsonl, .jsonl.zst or .parquet.",
         ),
     ],
     schema_version: Annotated[

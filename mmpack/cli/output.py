@@ -17,7 +17,7 @@ from rich.table import Table
 from mmpack.errors import ArgumentError, no_command, one_line
 from mmpack.files import write_text
 
-OUTPUTS, REWRITTEN = "mmpack.outputs", "mmpack.rewritten"  # in a context's `meta`
+OUTPUTS = "mmpack.outputs"  # in a context's `meta`
 
 
 def writable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -26,12 +26,6 @@ def writable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None)
         check_writable(value)
         ctx.meta.setdefault(OUTPUTS, {})[param.name] = value
     return value
-
-
-def rewritable(ctx: typer.Context, param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """The same for a file that may be an input."""
-    ctx.meta.setdefault(REWRITTEN, []).append(value)
-    return writable(ctx, param, value)
 
 
 def check_writable(path: Path) -> None:

@@ -16,7 +16,7 @@ from typer import completion
 from typer.core import TyperCommand
 
 from mmpack._version import __version__
-from mmpack.cli.output import OUTPUTS, REWRITTEN, refuse_shared
+from mmpack.cli.output import OUTPUTS, refuse_shared
 from mmpack.errors import ArgumentError
 from mmpack.files import Identity, identity, inputs_kept
 
@@ -34,16 +34,15 @@ class Command(TyperCommand):
             if param.name not in outputs and param.metavar != "ID":
                 name = param.metavar if param.param_type_name == "argument" else param.opts[-1]
                 read |= dict.fromkeys(_files(ctx.params.get(param.name)), str(name))
-        rewritten = {found for path in ctx.meta.get(REWRITTEN, ()) if (found := identity(path))}
         for param in self.params:
             found = identity(outputs[param.name]) if param.name in outputs else None
-            if found in read and found not in rewritten:
+            if found in read:
                 raise ArgumentError(
                     f"{self.name}: {outputs[param.name].name!r:.60} is {read[found]}, which this command reads. "
                     "Fix: write to another file"
                 )
         refuse_shared(str(self.name), *outputs.values())
-        with inputs_kept(read, rewritten):
+        with inputs_kept(read):
             return super().invoke(ctx)
 
 

@@ -61,6 +61,7 @@ class Seen:
         levels = (
             ("sample_order", "ids", lambda d: d.text, _other_text),
             ("sample_order", "response", lambda d: d.response, _other_response),
+            ("sample_order", "ids and media", lambda d: d.media and d.text + d.media, _other_both),
             ("media_order", "media", lambda d: d.media, _other_media),
         )
         for cause, what, key, counts in levels:
@@ -128,6 +129,10 @@ class Seen:
                         name,
                         Across("merged_turns", evidence, *(shown if whole == 0 else shown[::-1])),
                     )
+
+
+def _other_both(left: _Digests, right: _Digests) -> bool:
+    return left.text != right.text and left.media != right.media
 
 
 def _other_text(left: _Digests, right: _Digests) -> bool:

@@ -283,7 +283,7 @@ def test_each_way_to_hand_over_the_prompt(requests, answer, prompts, fixture, ho
 
 def test_sglang_s_positions(fixture):
     """Its own function against transformers' get_rope_index, over prompt and response."""
-    from matrix.traces import sglang_trace, transformers_trace
+    from matrix import sglang_trace, transformers_trace
 
     for a, b in zip(
         sglang_trace.matrix_trace(fixture), transformers_trace.matrix_trace(fixture), strict=True

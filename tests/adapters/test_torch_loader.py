@@ -289,6 +289,8 @@ def test_set_epoch_keeps_a_place_of_its_epoch_only():
     assert loader.state_dict() == state
     loader.set_epoch(state["epoch"] + 1)
     assert loader.state_dict()["batch"] == 0
+    loader.set_epoch(10**30)  # more than a seed of torch holds
+    assert len(list(loader)) == len(loader)
 
 
 def test_a_state_of_another_loader():

@@ -1,5 +1,8 @@
 """A real vLLM engine is given the planned frames of a video file, and sees what the trainer makes of the same file."""
 
+import os
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -129,6 +132,7 @@ print("three policies")
 
 def test_seconds_in_text_are_the_plans(tmp_path):
     """Qwen3-VL, whose engine writes the times itself; an engine of its own, in a process of its own."""
-    done = run_python(QWEN3, str(tmp_path))
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = run_python(QWEN3, str(tmp_path), env=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr[-2000:]
     assert "three policies" in done.stdout

@@ -38,15 +38,16 @@ def test_version_1_becomes_version_2(tmp_path, old, kind):
         assert json.loads(new.read_text())["schema_version"] == "2"
 
 
-def test_a_trace_becomes_its_own_next_version(old):
-    document = json.loads(call_mmpack("convert", old, old, "--json").stdout)
+def test_a_trace_becomes_its_next_version(old):
+    new = old.with_name("new" + "".join(old.suffixes))
+    document = json.loads(call_mmpack("convert", old, new, "--json").stdout)
     assert document == {
         "samples": 1,
         "from": {"1": 1},
         "schema_version": "2",
-        "file": str(old),
+        "file": str(new),
     }
-    assert [sample.schema_version for sample in mp.read_trace(old)] == ["2"]
+    assert [sample.schema_version for sample in mp.read_trace(new)] == ["2"]
 
 
 def test_back_to_version_1_where_nothing_is_lost(tmp_path):

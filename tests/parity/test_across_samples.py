@@ -63,6 +63,19 @@ def test_samples_shifted_or_permuted(tmp_path, order):
     assert f"the ids of rollout's 's{order[moved[0]]}'" in report.first.evidence
 
 
+def test_short_answers_exchanged_with_their_pictures():
+    """One text, answers too short to tell: the pictures' contents do."""
+    left = []
+    for k in range(4):
+        parts = [("text", [1, 2]), ("image", (1, 4, 4), f"i{k}"), ("response", [100 + k, 9], 0)]
+        left.append(make_sample(parts, sample_id=f"s{k}"))
+    assert mp.compare(left, placed(left, [1, 2, 3, 0])).causes == {"sample_order": 4}
+    answers = copy.deepcopy(left)
+    for one, other in zip(answers, left[1:] + left[:1], strict=True):
+        one.input_ids = np.append(one.input_ids[:-2], other.input_ids[-2:])
+    assert mp.compare(left, answers).causes == {UNKNOWN: 4}  # chance can't be ruled out
+
+
 def test_shifted_with_an_end(tmp_path):
     """Row k has the ids of row k - 1, the first those of nobody."""
     left = rollout()

@@ -441,6 +441,14 @@ def test_broken_samples_are_read(left, right):
     assert report.to_json() and report.to_html()
 
 
+def test_a_film_whose_ids_are_gone():
+    film = make_sample([("text", [1]), ("video", (1, 2, 2)), ("response", [2])], family="glm4v")
+    gone = other(film, input_ids=film.input_ids[:0])
+    for pair in ((film, gone), (gone, film)):
+        report = compare([pair[0]], [pair[1]])
+        assert not report.ok and report.first.field == "input_ids"
+
+
 def test_a_sample_without_tokens_beside_one_with_a_response():
     def made(ids):
         spans = [{"start": 0, "stop": len(ids), "kind": "response"}] if ids else []

@@ -26,7 +26,7 @@ def steps_of(
     """The items of each step. Shuffled as torch's DistributedSampler does: one permutation of seed + epoch."""
     order = list(range(len(groups)))
     if shuffle:
-        generator = torch.Generator().manual_seed(seed + epoch)
+        generator = torch.Generator().manual_seed((seed + epoch) % 2**64)
         order = torch.randperm(len(groups), generator=generator).tolist()
     size = max(len(groups), 1) if groups_per_step is None else groups_per_step
     cuts = [order[i : i + size] for i in range(0, len(order), size)]

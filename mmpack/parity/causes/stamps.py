@@ -84,9 +84,8 @@ def _stamps(side: Side, media_index: int) -> list[np.ndarray]:
     edges = np.diff(runs.astype(np.int8), prepend=0, append=0)
     opens, ends = np.flatnonzero(edges == 1) + start, np.flatnonzero(edges == -1) + start
     if side.family.frame_text.startswith("{run}"):
-        return [
-            side.ids[a:b] for a, b in zip(ends.tolist(), [*opens[1:].tolist(), stop], strict=True)
-        ]
+        behind = [*opens[1:].tolist(), stop][: len(ends)]  # no run: a side without the video's ids
+        return [side.ids[a:b] for a, b in zip(ends.tolist(), behind, strict=True)]
     begins = [stamp_of(start), *ends[:-1].tolist()]
     return [side.ids[a:b] for a, b in zip(begins, opens.tolist(), strict=False)]
 
