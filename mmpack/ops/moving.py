@@ -14,13 +14,14 @@ Move = Callable[[Tensor], Tensor]
 
 
 def moved_to(value: Any, move: Move) -> Any:
-    """`value` with its tensors moved, and those in NamedTuples, lists and dataclasses; what has none stays."""
+    """`value` with its tensors moved, and those in NamedTuples, lists and dataclasses; itself where it has none."""
     if isinstance(value, Tensor):
         return move(value)
-    if isinstance(value, list):
-        return [moved_to(x, move) for x in value]
-    if hasattr(value, "_fields"):
-        return value._make(moved_to(x, move) for x in value)
+    if isinstance(value, list) or hasattr(value, "_fields"):
+        parts = [moved_to(x, move) for x in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return parts if isinstance(value, list) else value._make(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (f.name for f in dataclasses.fields(value))
         return dataclasses.replace(
