@@ -38,9 +38,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
-from mmpack.ops.linear_logprobs.blocks import plan_blocks
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.tiles import tiles_of
+from mmpack.ops.logprobs.linear.blocks import plan_blocks
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.tiles import tiles_of
 
 NAME = "linear_selected_logprobs"
 VOCAB = 151_936

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from mmpack.contracts import linear_logprob_bound
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 
 NAME = "linear_selected_logprobs_ranks"
 SHAPE = 13_107, 3584, 151_552  # rows, width, vocabulary: whole tiles on four ranks

@@ -9,7 +9,7 @@ support, run in turn with the op, and `x_faster` that over `both_ms`. `floor_ms`
 bandwidth of a copy in the same run: the lists' rows of the head, forward and for the gradient to hidden, a row of
 hidden per id for the gradient to the head, and both gradients written once. Rows that the cache still holds are
 counted too, so an op may be below its floor. `lists of …`: lists of one length by both ways of
-`mmpack/ops/support_logprobs/route.py`, whose `BFLOAT16` they check. Errors are of logprobs and entropies against
+`mmpack/ops/logprobs/lists/products.py`, whose `BFLOAT16` they check. Errors are of logprobs and entropies against
 float64 on the same inputs, 512 tokens. `memory_bytes` is what a step holds at most beyond its gradients. Without
 support float32 has no kernels: name a small shape with it.
 """
@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.lists import hidden as op
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.support_logprobs import hidden as op
 
 NAME = "support"
 VOCAB = 152_064

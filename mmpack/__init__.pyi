@@ -41,9 +41,9 @@ from mmpack.losses.turns.turns import Turns as Turns
 from mmpack.losses.turns.turns import turns_of as turns_of
 from mmpack.losses.value import value_loss as value_loss
 from mmpack.ops.embeddings.merge import merge_embeddings as merge_embeddings
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs as linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs as linear_listed_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs as linear_selected_logprobs
 from mmpack.ops.logprobs.listed import ListedLogprobs as ListedLogprobs
+from mmpack.ops.logprobs.listed import linear_listed_logprobs as linear_listed_logprobs
 from mmpack.ops.logprobs.listed import listed_logprobs as listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs as selected_logprobs
 from mmpack.ops.logprobs.support import ScoredSupport as ScoredSupport

@@ -8,7 +8,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  (who loads a kernel is asked noth
 from mmpack.losses.advantages.group import group_advantages
 from mmpack.losses.policy.loss import policy_loss
 from mmpack.ops.embeddings.merge import merge_embeddings
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.norms.rms import rms_norm
 from mmpack.ops.rows.gather import gather_rows

@@ -41,5 +41,7 @@ def gae(
         check_number("gae", name, number, least=0, most=1)
     check_bootstrap("gae", bootstrap, cu_loss)
     after = None if bootstrap is None else bootstrap.detach()
-    scanned: Tensor = scan_op(rewards.detach(), values.detach(), after, cu_loss, gamma, gamma * lam)
+    scanned: Tensor = scan_op(
+        rewards.detach(), values.detach(), after, cu_loss, gamma, gamma * lam, False
+    )
     return scanned[0], scanned[1]

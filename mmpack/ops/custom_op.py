@@ -7,29 +7,40 @@ come from a `torch.autograd.Function` around the op, which torch.compile traces.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
+from mmpack.ops.backend import Op, implementation
 from mmpack.ops.namespace import NAMESPACE
+from mmpack.ops.records import flat, schema
 
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def define_op(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define mmpack::NAME, which mutates nothing, for every device; returns the op.
+def define_op(name: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define mmpack::`name`, which mutates nothing, for every device; returns the op of the fields of records.
 
-    Args: schema: "name(Tensor x, …) -> Tensor". run: gets the arguments in the order of the schema. fake: the same
-    for tensors without data, returns empty ones.
+    Args: fake: annotated; for tensors without data, returns empty ones. run: takes the same.
     """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    kinds = get_type_hints(fake, include_extras=True)
+    LIBRARY.define(schema(name, kinds), tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, flat(run, kinds), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", flat(fake, kinds), lib=LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def by_backend(op: Op, function: str) -> Callable[..., Any]:
+    """`function` of the module that runs `op`, chosen by the first tensor or the first field of the first record."""
+
+    def run(first: Any, *rest: Any) -> Any:
+        x = first if isinstance(first, Tensor) else first[0]
+        return getattr(implementation(op, x.device, x.dtype), function)(first, *rest)
+
+    return run
 
 
 def refuse_transforms(what: str, *tensors: Tensor) -> None:
@@ -47,6 +58,8 @@ def refuse_transforms(what: str, *tensors: Tensor) -> None:
     )
 
 
-def distinct_views(*tensors: Tensor) -> Iterable[Tensor]:
+def distinct_views(*tensors: Tensor | None) -> Iterable[Tensor | None]:
     """The tensors for a Function, of which Dynamo takes none twice."""
-    return (x.view_as(x) for x in tensors) if torch.compiler.is_compiling() else tensors
+    if not torch.compiler.is_compiling():
+        return tensors
+    return (None if x is None else x.view_as(x) for x in tensors)

@@ -1,6 +1,6 @@
 """Records as arguments of custom ops: their fields stand once, and torch.library sees them one after the other.
 
-`flat` makes the function that an op runs, `parameters` the part of a schema that is written out (`define_op`).
+`flat` makes the function that an op runs, `schema` what torch.library is told about it.
 """
 
 from __future__ import annotations
@@ -8,31 +8,36 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+Size = Annotated[int, "SymInt"]  # an int that torch.compile may leave open
 SCHEMA_TYPES = {
     Tensor: "Tensor",
     torch.dtype: "ScalarType",
     bool: "bool",
     float: "float",
     int: "int",
+    Size: "SymInt",
     str: "str",
 }
 
 
-def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+def flat(
+    function: Callable[..., Any], kinds: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """`function` of NamedTuples as a function of their fields, in order; other arguments stay one value each.
 
-    For torch.library, which reads an op's schema from annotations and takes no records: `op(*call, *statistics)`
-    runs `function(call, statistics)`. Fields of all records need different names.
+    For torch.library, which takes no records: `op(*call, *statistics)` runs `function(call, statistics)`. Fields of all
+    records need different names. `kinds`: the types of arguments and result by name, where the function is not
+    annotated with them.
     """
-    annotations = get_type_hints(function)
+    annotations = dict(kinds or get_type_hints(function))
     result = annotations.pop("return")
     fields: dict[str, Any] = {}
     parts: list[tuple[Any, int, int]] = []
@@ -40,6 +45,8 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
         start, record = len(fields), hasattr(kind, "_fields")
         fields |= get_type_hints(kind) if record else {name: kind}
         parts.append((kind._make if record else itemgetter(0), start, len(fields)))
+    if len(parts) == len(fields):
+        return function
 
     @functools.wraps(function)
     def of_fields(*values: Any) -> Any:
@@ -54,10 +61,17 @@ def flat(function: Callable[..., Any]) -> Callable[..., Any]:
     return of_fields
 
 
-def parameters(*records: type) -> str:
-    """The parameters of a schema: the fields of NamedTuples in their order, which the op gets one by one."""
-    fields = [field for record in records for field in get_type_hints(record).items()]
-    return ", ".join(f"{_schema_type(kind)} {name}" for name, kind in fields)
+def schema(name: str, kinds: Mapping[str, Any]) -> str:
+    """The schema of an op of these arguments and result, with the fields of records one by one."""
+    fields: dict[str, Any] = {}
+    for argument, kind in kinds.items():
+        record = hasattr(kind, "_fields")
+        fields |= get_type_hints(kind, include_extras=True) if record else {argument: kind}
+    result = fields.pop("return")
+    several = get_origin(result) is tuple
+    results = ", ".join(map(_schema_type, get_args(result) if several else [result]))
+    parameters = ", ".join(f"{_schema_type(kind)} {field}" for field, kind in fields.items())
+    return f"{name}({parameters}) -> {f'({results})' if several else results}"
 
 
 def _plain(result: Any) -> Any:
@@ -72,6 +86,6 @@ def _schema_type(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         (inner,) = (part for part in get_args(kind) if part is not NoneType)
         return f"{_schema_type(inner)}?"
-    if get_origin(kind) is Sequence:
+    if get_origin(kind) in (Sequence, list):
         return f"{_schema_type(get_args(kind)[0])}[]"
     return "str" if get_origin(kind) is Literal else SCHEMA_TYPES[kind]

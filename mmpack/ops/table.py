@@ -4,14 +4,14 @@ from mmpack.ops.attention.fixed_blocks import FIXED_BLOCKS
 from mmpack.ops.backend import Op
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.linear_attention import SEGMENT_CONV1D
-from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
+from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
 from mmpack.ops.norms import RMS_NORM, ROW_SUM
 from mmpack.ops.patches import NORMALIZE_BYTES, PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.products import PRODUCT
 from mmpack.ops.projection import PROJECT_AND_MERGE
 from mmpack.ops.rows import GATHER_ROWS, SCATTER_ROWS, SUM_ROWS
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 
 OPS: tuple[Op, ...] = (
     GATHER_ROWS,

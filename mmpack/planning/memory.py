@@ -24,7 +24,7 @@ from mmpack.planning.layer_bytes import (
 )
 
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Of the logits in two bytes, what the head's backward holds at once: ops/linear_logprobs/blocks.py.
+# Of the logits in two bytes, what the head's backward holds at once: ops/logprobs/linear/blocks.py.
 HEAD_SHARE = 1 / 20.5
 HEAD_TILE = 256  # vocabulary entries, each with a maximum and a sum in float32 a loss token
 MOST_ROWS = 1 << 26

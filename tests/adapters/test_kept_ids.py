@@ -26,7 +26,7 @@ from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.demo.qwen_processor import qwen_vl_processor
-from mmpack.losses.policy.loss import CLIPS
+from mmpack.losses.policy.loss import VARIANTS
 
 pytestmark = pytest.mark.adapter
 
@@ -177,7 +177,7 @@ def test_an_unchanged_policy_has_ratio_1_over_its_kept_ids_and_not_over_all(samp
 
 
 @pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_every_loss_of_a_pack_sees_an_unchanged_policy(sampled, kind, share):
     """Not clipped, weights of TIS and MIS are 1, the KL to itself as the reference is 0; over all ids none of that."""
     batch = mp.pack(sampled.train, share_prefix=share)

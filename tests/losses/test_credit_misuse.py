@@ -57,7 +57,7 @@ CALLS = {
     "'reward' of sample 's' is nan": lambda: turns().rewards([NAN]),
     "scores is of type Tensor": lambda: mp.score_columns(torch.ones(2)),
     "scores[0][0] is of type Cost": lambda: mp.score_columns([[mp.Cost("c", 1.0)]]),
-    "scores[0][0].value is nan": lambda: mp.score_columns([[mp.Score("f", NAN)]]),
+    "'f' of sample 0 is nan": lambda: mp.score_columns([[mp.Score("f", NAN)]]),
     "score_columns: names is of type str": lambda: mp.score_columns([[ONE]], "format", 0.0),
     "names is of type int": lambda: mp.score_columns([[ONE]], 3),
     "names is of type list": lambda: mp.score_columns([[ONE]], [["f"]]),

@@ -6,8 +6,8 @@ import torch
 import mmpack as mp
 from mmpack.contracts import gradient_fp32_bound
 from mmpack.losses.kl import kl_divergence
-from mmpack.losses.policy.loss import CLIPS
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.losses.policy.loss import VARIANTS
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from tests.support.kept_ids import restrict, support_of
 
@@ -77,7 +77,7 @@ def test_the_entropy_is_that_of_the_sampler(rollout):
     assert float(rollout.scored()[1].mean()) > float(entropy.mean()) + 0.2
 
 
-@pytest.mark.parametrize("kind", CLIPS)
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_every_loss_sees_an_unchanged_policy(rollout, kind):
     """No clip, no KL, all weights 1; its gradient is that of float64 over the kept ids."""
     weight = rollout.weight.clone().requires_grad_()

@@ -105,6 +105,37 @@ def test_gspo_with_weights_of_tokens():
     agrees(got, want, leaf)
 
 
+@pytest.mark.parametrize("spread", [0.1, 0.6, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("level", [None, "sequence", "geometric"])
+def test_gmpo(spread, seed, level):
+    from verl.trainer.ppo.core_algos import compute_policy_loss_geo_mean
+
+    c = columns(spread, seed)
+    options = {"clip_low": 0.4, "clip_high": 0.3, "aggregation": "sequence_mean_token_mean"}
+    weights = None
+    if level:
+        options |= {"rollout_logprobs": c.rollout, "correction": "tis", "correction_level": level}
+        gap = ((padded(c.old) - padded(c.rollout)) * MASK).sum(1, keepdim=True)
+        gap = gap if level == "sequence" else gap / MASK.sum(1, keepdim=True)
+        weights = gap.exp().clamp(max=2.0).expand(B, WIDTH)
+    got = ours(c, kind="gmpo", **options)
+    leaf = padded(c.lp).requires_grad_()
+    want, metrics = compute_policy_loss_geo_mean(
+        padded(c.old),
+        leaf,
+        c.adv.double()[:, None].expand(B, WIDTH),
+        MASK,
+        config=SimpleNamespace(clip_ratio=0.2, clip_ratio_low=0.4, clip_ratio_high=0.3),
+        rollout_is_weights=weights,
+    )
+    agrees(got, want, leaf)
+    # verl also counts tokens beyond the bound on which the minimum is not cut
+    cut = metrics["actor/pg_clipfrac"] + metrics["actor/pg_clipfrac_lower"]
+    assert 0 <= float(got[2]["clip_fraction"]) <= cut + 1e-6
+    assert spread < 0.5 or float(got[2]["clip_fraction"]) > 0
+
+
 @pytest.mark.parametrize("groups", [[0, 0, 1, 1, 1], [0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
 def test_reinforce_pp_over_tokens(groups):
     from verl.trainer.ppo.core_algos import (

@@ -52,7 +52,7 @@ def test_scan(device, lengths, has_values, has_bootstrap, dtype, monkeypatch):
     after = torch.randn(len(lengths), generator=g)
     cu = torch.tensor([0, *lengths]).cumsum(0).int()
     given = [rewards, values if has_values else None, after if has_bootstrap else None, cu]
-    got = scan_op(*(None if x is None else x.to(device) for x in given), 0.99, 0.9).cpu()
+    got = scan_op(*(None if x is None else x.to(device) for x in given), 0.99, 0.9, False).cpu()
     want = []
     for b, (r, v) in enumerate(zip(rewards.split(lengths), values.split(lengths), strict=True)):
         end = float(after[b]) if has_bootstrap else 0.0
@@ -80,7 +80,7 @@ def test_wide_results_are_those_before_rounding(device, has_values):
     ]
     want = torch.tensor(want[0] + want[1], dtype=torch.float64)
     torch.testing.assert_close(got[0], want, rtol=1e-13, atol=1e-13)
-    assert torch.equal(got.float(), scan_op(*given, 0.9, 0.9).cpu())
+    assert torch.equal(got.float(), scan_op(*given, 0.9, 0.9, False).cpu())
 
 
 def test_a_segment_in_any_company(device):
@@ -94,8 +94,8 @@ def test_a_segment_in_any_company(device):
 def test_opcheck(device):
     cu = torch.tensor([0, 2, 2, 9], device=device)
     x, end = torch.randn(9, device=device), torch.randn(3, device=device)
-    torch.library.opcheck(scan_op, (x, None, None, cu, 0.9, 0.9))
-    torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8))
+    torch.library.opcheck(scan_op, (x, None, None, cu, 0.9, 0.9, False))
+    torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8, False))
     torch.library.opcheck(scan_op, (x, x + 1, end, cu, 0.9, 0.8, True))
 
 

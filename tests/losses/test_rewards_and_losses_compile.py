@@ -22,7 +22,7 @@ POLICY = {
 PLAIN = {
     "scale": 1.0,
     "sample_mean": True,
-    "kind": "gspo",
+    "surrogate": "gspo",
     "ratio_low": 0.8,
     "ratio_high": 1.2,
     "dual_clip": math.inf,
@@ -37,18 +37,19 @@ PLAIN = {
 BARE = {"sample_mean": False, "entropy_coef": 0.0, "correction": None}
 # Options, whether advantages are [B], and the tensors that are not there.
 VARIANTS = {
-    "clip": (BARE | {"kind": "grpo"}, True, {"entropy", "total", "rollout_logprobs"}),
-    "clip tis": ({"kind": "dapo", "kl_kind": "k1", "kl_coef": 0.0}, False, {"total"}),
+    "clip": (BARE | {"surrogate": "clip"}, True, {"entropy", "total", "rollout_logprobs"}),
+    "clip tis": ({"surrogate": "clip", "kl_kind": "k1", "kl_coef": 0.0}, False, {"total"}),
     "gspo mis": (
         {"kl_kind": "k2", "correction": "mis", "correction_level": "geometric"},
         True,
         set(),
     ),
+    "gmpo": (BARE | {"surrogate": "gmpo"}, True, {"entropy", "total", "rollout_logprobs"}),
     "gspo dual": ({"dual_clip": 3.0}, True, set()),
     "cispo tis": (
         {
             "sample_mean": False,
-            "kind": "cispo",
+            "surrogate": "cispo",
             "entropy_coef": 0.0,
             "correction_level": "sequence",
         },

@@ -139,7 +139,7 @@ def test_values_and_gradients_are_those_of_the_dense_rule(line, window, two_way)
     for own in (plan, None):
         found = gradients(lambda *x, p=own: tree_attention(*x, until, p, **rule), q, k, v, grad)
         assert_near(found, expected, rows)
-    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None)[0], q, k, v, grad)
     assert_near(found, expected, rows)
 
 
@@ -275,10 +275,10 @@ def test_what_kernels_of_sequences_are_told(name, monkeypatch):
                 run_varlen_on_the_cpu(library)
             kernel = varlen.KERNELS[name]
             found = gradients(
-                lambda *x, f=kernel, p=plan: varlen.by_sequences(f, *x, p, None), q, k, v, grad
+                lambda *x, f=kernel, p=plan: varlen.by_sequences(f, *x, p, None)[0], q, k, v, grad
             )
             assert_near(found, expected, rows)
-            out, lse = varlen.by_sequences_with_lse(kernel, q, k, v, plan, None)
+            out, lse = varlen.by_sequences(kernel, q, k, v, plan, None, return_lse=True)
         finally:
             library._destroy()
         scores = (q @ k.repeat_interleave(2, 1).mT * 8**-0.5).masked_fill(

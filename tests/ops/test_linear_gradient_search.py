@@ -13,7 +13,7 @@ from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_gradient_fp32_bound
-from mmpack.ops.linear_logprobs import torch as module
+from mmpack.ops.logprobs.linear import torch as module
 
 few_and_many = pytest.mark.parametrize(
     "tries", [120, pytest.param(2000, marks=pytest.mark.slow)], ids=["few", "many"]

@@ -5,7 +5,7 @@ import torch
 from support.linear_oracle import by_torch, draw, ours, sums_of_terms
 
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.linear_logprobs import blocks
+from mmpack.ops.logprobs.linear import blocks
 
 pytestmark = pytest.mark.kernel
 

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES, gradient_fp32_bound, linear_logprob_bound
 from mmpack.errors import ArgumentError
-from mmpack.ops.linear_logprobs import torch as module
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear import torch as module
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.row_groups import make_row_groups
 from tests.support.logprob_oracle import (
     assert_same_bits_in_any_batch,

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.compile
 
 
 def tiles_for(target):
-    from mmpack.ops.linear_logprobs import tiles as k
+    from mmpack.ops.logprobs.linear import tiles as k
 
     return {"sm_80": k.AMPERE, "sm_90": k.HOPPER, "gfx942": k.CDNA3}[target]
 
@@ -39,7 +39,7 @@ SCALES = {"scale": "fp32", "softcap": "fp32"}
     [("bf16", False, False), ("bf16", True, True), ("fp16", False, True), ("fp16", True, False)],
 )
 def test_statistics(target, dtype, store, extras):
-    from mmpack.ops.linear_logprobs.forward_kernel import statistics_kernel
+    from mmpack.ops.logprobs.linear.forward_kernel import statistics_kernel
 
     signature = SCALES | {
         "x_desc": block(target, "rows", "depth", dtype),
@@ -61,7 +61,7 @@ def test_statistics(target, dtype, store, extras):
 @each_target
 @pytest.mark.parametrize(("dtype", "extras"), [("bf16", False), ("fp16", True)])
 def test_logit_gradient(target, dtype, extras):
-    from mmpack.ops.linear_logprobs.backward_kernels import logit_gradient_kernel
+    from mmpack.ops.logprobs.linear.backward_kernels import logit_gradient_kernel
 
     signature = SCALES | {
         "x_desc": block(target, "rows", "depth", dtype),
@@ -89,7 +89,7 @@ def test_logit_gradient(target, dtype, extras):
     ],
 )
 def test_products(target, dtype, wanted, add):
-    from mmpack.ops.linear_logprobs.product_kernels import products_kernel
+    from mmpack.ops.logprobs.linear.product_kernels import products_kernel
 
     tiles = tiles_for(target)
     half = f"[{tiles.rows}, {tiles.columns // 2}]"
@@ -113,9 +113,9 @@ def test_products(target, dtype, wanted, add):
 @each_target
 @pytest.mark.parametrize("extras", [False, True])
 def test_small_kernels(target, extras):
-    from mmpack.ops.linear_logprobs import backward_kernels as backward
-    from mmpack.ops.linear_logprobs import forward_kernel as forward
-    from mmpack.ops.linear_logprobs import product_kernels as products
+    from mmpack.ops.logprobs.linear import backward_kernels as backward
+    from mmpack.ops.logprobs.linear import forward_kernel as forward
+    from mmpack.ops.logprobs.linear import product_kernels as products
 
     tiles = tiles_for(target)
     pointers = {

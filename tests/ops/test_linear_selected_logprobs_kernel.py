@@ -9,8 +9,8 @@ from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound
 from mmpack.errors import BackendError
-from mmpack.ops.linear_logprobs import blocks
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear import blocks
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.row_groups import make_row_groups
 from tests.support.logprob_oracle import (
     assert_same_bits_in_any_batch,
@@ -20,8 +20,8 @@ from tests.support.logprob_oracle import (
 )
 
 pytest.importorskip("triton")
-from mmpack.ops.linear_logprobs import forward_kernel as kernels
-from mmpack.ops.linear_logprobs.tiles import tiles_of
+from mmpack.ops.logprobs.linear import forward_kernel as kernels
+from mmpack.ops.logprobs.linear.tiles import tiles_of
 
 pytestmark = pytest.mark.kernel
 

@@ -7,8 +7,8 @@ import torch
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import linear_listed_logprobs
 from tests.support.kept_ids import draw_support
 from tests.support.sharded_head import Head, head_problem, train_step, train_step_sharded
 from tests.support.teachers import draw_lists

@@ -15,10 +15,9 @@ from mmpack.contracts import (
     selected_logprob_bound,
 )
 from mmpack.errors import ArgumentError
-from mmpack.ops.linear_logprobs import torch as linear_module
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
-from mmpack.ops.logprobs.listed import listed_logprobs
+from mmpack.ops.logprobs.linear import torch as linear_module
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import linear_listed_logprobs, listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
 from tests.support.kept_ids import some

@@ -6,10 +6,9 @@ from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound, selected_logprob_bound
-from mmpack.ops.linear_logprobs import blocks
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
-from mmpack.ops.logprobs.listed import listed_logprobs
+from mmpack.ops.logprobs.linear import blocks
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import linear_listed_logprobs, listed_logprobs
 from tests.support.kept_ids import some
 from tests.support.logprob_oracle import linear_problem
 from tests.support.teachers import (

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 
 TARGETS = torch.tensor([1, 4, 0])

@@ -5,7 +5,7 @@ import torch
 from support.ranks import spawned
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from tests.support.sharded_head import Head, head_problem, train_step, train_step_sharded
 
 

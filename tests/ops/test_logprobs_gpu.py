@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.gpu]

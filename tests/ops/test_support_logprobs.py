@@ -16,15 +16,15 @@ from mmpack.contracts import (
 )
 from mmpack.errors import ArgumentError
 from mmpack.ops import invariance
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.autograd import Incoming
 from mmpack.ops.logprobs.call import runtime_scalar
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.lists import hidden as op_of_hidden
+from mmpack.ops.logprobs.lists import torch as module
+from mmpack.ops.logprobs.lists.call import Lists
+from mmpack.ops.logprobs.lists.products import by_products, can_multiply
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.support_logprobs import hidden as op_of_hidden
-from mmpack.ops.support_logprobs import torch as module
-from mmpack.ops.support_logprobs.call import Lists
-from mmpack.ops.support_logprobs.route import by_products, can_multiply
 from tests.support.kept_ids import draw_support, from_hidden, some, step, support_of, values
 from tests.support.logprob_oracle import assert_same_bits_in_any_batch, linear_problem
 

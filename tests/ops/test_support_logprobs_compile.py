@@ -34,8 +34,8 @@ def compile_kernel(kernel, target, dtype, warps, without=(), **constants):
 @each_target
 @pytest.mark.parametrize("extras", [False, True])
 def test_lists(target, extras):
-    from mmpack.ops.support_logprobs import list_kernels as k
-    from mmpack.ops.support_logprobs.triton import LANES, LONG_LANES
+    from mmpack.ops.logprobs.lists import list_kernels as k
+    from mmpack.ops.logprobs.lists.triton import LANES, LONG_LANES
 
     compile_kernel(k.statistics_kernel, target, "fp32", 1, ENTROPY=extras, LANES=LANES)
     without = () if extras else ("grad_entropies",)
@@ -48,7 +48,7 @@ def test_lists(target, extras):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("extras", [False, True])
 def test_gathers(target, dtype, extras):
-    from mmpack.ops.support_logprobs import sum_kernels as k
+    from mmpack.ops.logprobs.lists import sum_kernels as k
 
     without = () if extras else ("bias",)
     sizes = {"ENTRIES": k.ENTRIES, "DEPTH": k.DEPTH, "SOFTCAP": extras}

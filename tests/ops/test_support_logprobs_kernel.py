@@ -6,20 +6,20 @@ from support.ranks import spawned
 from torch import distributed
 
 from mmpack.contracts import TOLERANCES, linear_logprob_bound, selected_logprob_bound
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
 from mmpack.ops.logprobs.autograd import Incoming
 from mmpack.ops.logprobs.call import runtime_scalar
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.lists import hidden as op_of_hidden
+from mmpack.ops.logprobs.lists import products
+from mmpack.ops.logprobs.lists.call import Lists, runs_by
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.support_logprobs import hidden as op_of_hidden
-from mmpack.ops.support_logprobs import products
-from mmpack.ops.support_logprobs.call import Lists, runs_by
 from tests.support.kept_ids import draw_support, from_hidden, some, step, support_of, values
 from tests.support.logprob_oracle import assert_same_bits_in_any_batch, linear_problem
 
 pytest.importorskip("triton")
-from mmpack.ops.support_logprobs import sum_kernels
-from mmpack.ops.support_logprobs import triton as module
+from mmpack.ops.logprobs.lists import sum_kernels
+from mmpack.ops.logprobs.lists import triton as module
 
 pytestmark = pytest.mark.kernel
 

@@ -75,7 +75,7 @@ def test_paths_of_random_forests(forest, padding):
     q, k, v, grad = draw(1, 4, 2, len(rows), 4, torch.float64)
     grad = grad * rows[:, None, None]  # nobody reads padding
     expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
-    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None)[0], q, k, v, grad)
     assert_near(found, expected, rows)
     assert_near(gradients(lambda *x: sdpa(*x, Rule(until[None])), q, k, v, grad), expected)
 
@@ -88,7 +88,7 @@ def test_rectangles_as_sequences():
     q, k, v, grad = draw(2, 2, 2, 7, 4, torch.float64)
     grad = grad * ~padding[:, :, None, None]
     expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
-    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None)[0], q, k, v, grad)
     for found_, expected_ in zip(found[1:], expected[1:], strict=True):
         assert (found_ - expected_).abs().max() <= 1e-12
     assert (found[0] - expected[0])[~padding].abs().max() <= 1e-12
@@ -364,7 +364,7 @@ def test_flash_attn_is_called_by_its_signature(monkeypatch):
     until, plan, rows = packed([(5, [4, 10])])
     q, k, v, grad = draw(1, 4, 2, len(rows), 8, torch.float64)
     kernel = varlen.KERNELS["flash_attn"]
-    found = gradients(lambda *x: varlen.by_sequences(kernel, *x, plan, 0.2), q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(kernel, *x, plan, 0.2)[0], q, k, v, grad)
     assert_near(found, gradients(lambda *x: by_weights(*x, until, 0.2), q, k, v, grad))
 
 
@@ -390,7 +390,7 @@ def test_flash_attn_4_differentiates_and_is_traced(monkeypatch):
     kernel = varlen.KERNELS["flash_attn_4"]
 
     def attend(q, k, v):
-        return varlen.by_sequences(kernel, q, k, v, plan, None)
+        return varlen.by_sequences(kernel, q, k, v, plan, None)[0]
 
     expected = gradients(lambda *x: by_weights(*x, until), q, k, v, grad)
     assert_near(gradients(attend, q, k, v, grad), expected)

@@ -61,7 +61,7 @@ def draw(seed: int, exact: bool = False, dtype: torch.dtype = torch.float32, mos
 
 def ours(p: Case, shard: slice | None = None, **keywords: Any) -> list[torch.Tensor]:
     """Gradients to hidden, weight and bias; with `shard` those of this rank's columns."""
-    from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+    from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 
     hidden, *of_columns = p.factors
     leaves = [hidden, *(x if shard is None else x[shard] for x in of_columns)]

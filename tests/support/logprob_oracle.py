@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 
 
 def from_logits(

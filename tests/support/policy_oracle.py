@@ -1,7 +1,14 @@
 """The policy loss sample by sample in float64 with autograd's derivatives, read off the papers' formulas."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
+
+import mmpack as mp
+from mmpack.contracts import gradient_fp32_bound, loss_bound
+from mmpack.losses.policy.loss import VARIANTS
 
 
 def clipped_exp(x):
@@ -50,7 +57,13 @@ def oracle(
         if kind == "gspo":
             ratio = clipped_exp(d.mean().detach() + lp - lp.detach())
         low, high = 1 - clip[0], 1 + clip[1]
-        if kind == "cispo":
+        if kind == "gmpo":
+            within = torch.where(a > 0, d.clamp(max=clip[1]), d.clamp(min=-clip[0]))
+            cut_ratio = within != d
+            # the mean's value, and of each token's logprob the gradient, n times that of the mean
+            ratio = clipped_exp(within.mean().detach() + within - within.detach())
+            terms = -ratio * a
+        elif kind == "cispo":
             terms = -ratio.detach().clamp(low, high) * a * lp
             cut_ratio = (ratio < low) | (ratio > high)
         else:
@@ -116,3 +129,113 @@ def oracle(
         metrics["entropy"] = float(bonus.detach().mean()) if count else 0.0
     magnitude = float(sum(sizes, torch.zeros(())).detach()) * abs(scale) / denominator
     return loss.detach(), leaf.grad, bonus.grad, metrics, magnitude
+
+
+def columns(lengths, spread=0.3, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    count = sum(lengths)
+    old = -2 * torch.rand(count, generator=g)
+    lp, ref, rollout = (old + spread * torch.randn(count, generator=g) for _ in range(3))
+    return SimpleNamespace(
+        lengths=lengths,
+        lp=lp.to(dtype),
+        old=old.to(dtype),
+        ref=ref.to(dtype),
+        rollout=rollout.to(dtype),
+        entropy=torch.rand(count, generator=g).to(dtype),
+        adv=torch.randn(len(lengths), generator=g),
+    )
+
+
+def offsets(lengths, device):
+    return torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+
+
+def run(c, device, **options):
+    def on(x):
+        return None if x is None else x.to(device)
+
+    leaf = on(c.lp).detach().clone().requires_grad_()
+    entropy = None if c.entropy is None else on(c.entropy).detach().clone().requires_grad_()
+    out = mp.policy_loss(
+        leaf,
+        on(c.adv),
+        offsets(c.lengths, device),
+        on(c.old),
+        on(c.ref),
+        on(c.rollout),
+        entropy=entropy,
+        **options,
+    )
+    out.loss.backward()
+    metrics = {name: float(x) for name, x in out.metrics.items()}
+    return out.loss.detach().cpu(), leaf.grad.cpu(), entropy, metrics
+
+
+CASES = {
+    **{kind: {"kind": kind} for kind in VARIANTS},
+    **{
+        f"{kind} {aggregation}": {"kind": kind, "aggregation": aggregation}
+        for kind in ("ppo", "gspo", "cispo")
+        for aggregation in (
+            "sequence_mean_token_mean",
+            "sequence_mean_token_sum",
+            "sequence_mean_token_sum_norm",
+            "token_sum",
+        )
+    },
+    **{
+        f"{kind} {correction} {level}": {"kind": kind, "correction": correction, "level": level}
+        for kind in ("dr_grpo", "gspo")
+        for correction in ("tis", "mis")
+        for level in ("token", "sequence", "geometric")
+    },
+    **{
+        f"{kl} {coefficient}": {"kl_kind": kl, "kl_coef": coefficient}
+        for kl in ("k1", "k2", "k3")
+        for coefficient in (0.0, 0.7)
+    },
+    **{
+        f"{kind} dual clip": {"kind": kind, "dual_clip": c}
+        for kind, c in (("grpo", 1.05), ("dapo", 1.5), ("gspo", 1.0001))
+    },
+    "entropy bonus": {"entropy_coef": 0.05},
+    "everything": {
+        "kind": "gspo",
+        "aggregation": "sequence_mean_token_mean",
+        "correction": "tis",
+        "level": "geometric",
+        "kl_coef": 0.3,
+        "entropy_coef": 0.05,
+        "scale": 4.0,
+        "dual_clip": 1.001,
+    },
+}
+
+
+def check(c, device, total=None, **options):
+    """Against the oracle, by the contract."""
+    if options.get("aggregation") == "sequence_mean_token_sum_norm":
+        options["max_tokens"] = 40
+    names = {"level": "correction_level"}
+    bounds = (0.8, 1.3) if options.get("correction") else (0.0, 2.0)
+    keywords = {names.get(name, name): value for name, value in options.items()}
+    keywords |= {"correction_low": bounds[0], "correction_high": bounds[1]}
+    if total is not None:
+        keywords |= {"total_tokens": total, "total_samples": total}
+    clip = VARIANTS[options.get("kind", "grpo")].clip
+    number = None if total is None else float(total)
+    want = oracle(c, total=number, clip=clip, bounds=bounds, **options)
+    loss, grad, entropy, metrics = run(c, device, **keywords)
+    assert abs(float(loss) - float(want[0])) <= loss_bound(want[4], 1) + 2**-24 * abs(
+        float(want[0])
+    )
+    peak = float(want[1].abs().max()) if len(grad) else 0.0
+    assert ((grad.double() - want[1]).abs() <= gradient_fp32_bound(peak)).all()
+    if options.get("entropy_coef"):
+        torch.testing.assert_close(entropy.grad.cpu().double(), want[2], rtol=1e-6, atol=0)
+    elif entropy is not None:
+        assert entropy.grad is None
+    assert metrics.keys() == want[3].keys()
+    for name, value in want[3].items():
+        assert metrics[name] == pytest.approx(value, rel=2e-6, abs=1e-9), name

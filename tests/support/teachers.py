@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
+from mmpack.ops.logprobs.listed import linear_listed_logprobs
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from tests.support.kept_ids import support_of
 from tests.support.logprob_oracle import from_hidden as one_id

@@ -50,9 +50,9 @@ from mmpack.ops.attention import SEQUENCES, TREE, AttentionPlan, resolve, tree_a
 from mmpack.ops.attention.choose import FLEX
 from mmpack.ops.backend import implementation
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
-from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
 from mmpack.ops.rows import GATHER_ROWS
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
 from mmpack.packing.batch import Batch
 
 NAME = "mmpack"  # of the attention function

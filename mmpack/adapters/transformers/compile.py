@@ -21,8 +21,8 @@ from mmpack.adapters.transformers.routes import take_routes
 from mmpack.adapters.transformers.tower_attention import TowerPlans
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ModelError
-from mmpack.ops.attention.autocast import attended_dtype
 from mmpack.ops.attention.choose import FLEX
+from mmpack.ops.attention.operands import attended_dtype
 from mmpack.ops.first_use import watch_inductor
 
 CHECKPOINT = "_gradient_checkpointing_func"  # of a layer, as transformers calls it

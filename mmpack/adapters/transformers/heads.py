@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from mmpack.adapters.transformers.unwrap import is_parallel
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import family_of_config
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
 from mmpack.packing.batch import Batch

@@ -24,9 +24,8 @@ from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import check_flag
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
-from mmpack.ops.linear_logprobs.listed import linear_listed_logprobs
-from mmpack.ops.logprobs.listed import ListedLogprobs, listed_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import ListedLogprobs, linear_listed_logprobs, listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import ScoredSupport, Support
 from mmpack.packing.batch import Batch

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmpack._version import __version__
 from mmpack.adapters.vime.megatron import size_of
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.sharded import sharded_selected_logprobs
 

@@ -21,9 +21,7 @@ from mmpack.losses.advantages import GROUP_ADVANTAGES
 from mmpack.losses.advantages.leave_one_out import leave_one_out
 from mmpack.losses.advantages.pass_at_k import pass_at_k
 from mmpack.losses.advantages.torch import scaled, spread, standardised
-from mmpack.losses.advantages.units import check_alike, first_and_inverse
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 AdvantageKind = Literal[
@@ -107,9 +105,9 @@ def group_advantages(
     inverse = None
     if unit_index is not None:
         _check_units(unit_index, group_index)
-        first, inverse = (x.to(group_index.device) for x in first_and_inverse(unit_index))
+        first, inverse = (x.to(group_index.device) for x in _first_and_inverse(unit_index))
         if reading:
-            check_alike(
+            _check_alike(
                 first,
                 inverse,
                 group_index=group_index,
@@ -219,6 +217,32 @@ def _check_units(unit_index: Any, group_index: Tensor) -> None:
         )
 
 
+def _first_and_inverse(unit_index: Tensor) -> tuple[Tensor, Tensor]:
+    """The first sample of each unit [U], in the order of the batch, and the unit of each sample [B]; int64."""
+    units, inverse = torch.unique(unit_index, return_inverse=True)
+    count = len(unit_index)
+    index = torch.arange(count, device=unit_index.device)
+    first = index.new_full((len(units),), count).scatter_reduce(0, inverse, index, "amin")
+    first, order = torch.sort(first)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    return first, rank[inverse]
+
+
+def _check_alike(first: Tensor, inverse: Tensor, **columns: Tensor) -> None:
+    """Raise ArgumentError where samples of one unit differ in a column [B]."""
+    for name, column in columns.items():
+        other = (column != column[first][inverse]).nonzero()[:, 0]
+        if len(other):
+            b = int(other[0])
+            a = int(first[inverse[b]])
+            raise ArgumentError(
+                f"group_advantages: {name}[{a}] is {column[a].item()} and {name}[{b}] is {column[b].item()}, "
+                "but both are of one unit. "
+                f"Fix: give samples of one unit one {name.replace('rewards', 'reward')}, or leave unit_index out"
+            )
+
+
 def _summable(rewards: Tensor) -> Tensor:
     """float64 rounded to 32 bits (Veltkamp's split): sums of equal rewards are exact, so that their std is 0."""
     if rewards.dtype != torch.float64:
@@ -278,18 +302,10 @@ def _warn_alone(group_index: Tensor, kind: str) -> None:
         )
 
 
-def _run(rewards: Tensor, *rest: Any) -> Tensor:
-    module = implementation(GROUP_ADVANTAGES, rewards.device)
-    advantages: Tensor = module.group_advantages(rewards, *rest)
-    return advantages
-
-
-def _fake(rewards: Tensor, *_: Any) -> Tensor:
+def _fake(
+    rewards: Tensor, group_index: Tensor, num_tokens: Tensor | None, kind: str, eps: float
+) -> Tensor:
     return rewards.new_empty(len(rewards), dtype=torch.float32)
 
 
-_op = define_op(
-    "group_advantages(Tensor rewards, Tensor group_index, Tensor? num_tokens, str kind, float eps) -> Tensor",
-    _run,
-    _fake,
-)
+_op = define_op("group_advantages", by_backend(GROUP_ADVANTAGES, "group_advantages"), _fake)

@@ -7,7 +7,6 @@ from mmpack.losses.constrained.named import (
     Costs,
     RewardAdvantages,
     Rewards,
-    Verifiers,
 )
 from mmpack.losses.constrained.scatter import scatter_costs
 
@@ -19,7 +18,6 @@ __all__ = [
     "LagrangeMultiplier",
     "RewardAdvantages",
     "Rewards",
-    "Verifiers",
     "constrained_advantages",
     "scatter_costs",
 ]

@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.losses.constrained.named import Costs, check_names
+from mmpack.losses.constrained.named import Costs
+from mmpack.losses.rewards.columns import names_of
 from mmpack.losses.rewards.scatter import LossBatch
 from mmpack.losses.rewards.scores import At, scatter_scores
 from mmpack.schema.spans import Cost
@@ -61,9 +62,9 @@ def scatter_costs(
             )
         chosen = costs if names is None else costs.select(*names)
         values = {n: _scattered(batch, v, at) for n, v in chosen._values.items()}
-        return Costs(values, chosen.units, "token")
+        return Costs(values, "token")
     if names is not None:
-        check_names("scatter_costs", names)
+        names_of("scatter_costs", names)
     lists = _lists(batch.costs if costs is None else costs, len(batch.sample_ids))
     if names is None:
         names = list(dict.fromkeys(cost.name for of_sample in lists for cost in of_sample))

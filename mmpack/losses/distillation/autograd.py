@@ -10,9 +10,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.losses.distillation import TEACHER_DIVERGENCE
 from mmpack.losses.distillation.call import Columns, Options
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
-from mmpack.ops.records import flat, parameters
+from mmpack.ops.custom_op import by_backend, define_op
 
 
 class DivergenceFunction(torch.autograd.Function):
@@ -46,14 +44,6 @@ class DivergenceFunction(torch.autograd.Function):
         return product.to(ctx.dtype), None, None, None
 
 
-@flat
-def _run(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    module = implementation(TEACHER_DIVERGENCE, columns.logprobs.device)
-    results: tuple[Tensor, Tensor, Tensor] = module.divergence(columns, options)
-    return results
-
-
-@flat
 def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     logprobs, count = columns.logprobs, columns.offsets.shape[0] - 1
     return (
@@ -65,6 +55,4 @@ def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
 
 # Returns the divergences [N] and masses [2, N], float64, and the derivatives [M] of each token's own divergence:
 # float32, or float64 where logprobs are.
-divergence_op = define_op(
-    f"teacher_divergence({parameters(Columns, Options)}) -> (Tensor, Tensor, Tensor)", _run, _fake
-)
+divergence_op = define_op("teacher_divergence", by_backend(TEACHER_DIVERGENCE, "divergence"), _fake)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmpack.losses.distillation.call import LEAST_REST, Columns, Options
-from mmpack.ops.support_logprobs.list_kernels import list_of
+from mmpack.ops.logprobs.lists.list_kernels import list_of
 
 LANES = 64  # entries of a list at a time
 

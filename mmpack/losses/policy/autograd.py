@@ -13,9 +13,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.losses.policy import POLICY_LOSS
 from mmpack.losses.policy.call import METRICS, Columns, Options, outputs_of
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
-from mmpack.ops.records import flat, parameters
+from mmpack.ops.custom_op import by_backend, define_op
 
 
 class PolicyLossFunction(torch.autograd.Function):
@@ -47,14 +45,6 @@ class PolicyLossFunction(torch.autograd.Function):
         return tuple(grads)
 
 
-@flat
-def _run(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    module = implementation(POLICY_LOSS, columns.logprobs.device)
-    results: tuple[Tensor, Tensor, Tensor] = module.policy_loss(columns, options)
-    return results
-
-
-@flat
 def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     logprobs, outputs = columns.logprobs, outputs_of(options)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
@@ -67,6 +57,4 @@ def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
 
 # Returns the loss [], METRICS [10], and the derivatives of the loss: [1, N] to logprobs, with an entropy_coef [2, N] to
 # logprobs and entropy. Loss and metrics are float32; derivatives too, or float64 where logprobs are.
-policy_loss_op = define_op(
-    f"policy_loss({parameters(Columns, Options)}) -> (Tensor, Tensor, Tensor)", _run, _fake
-)
+policy_loss_op = define_op("policy_loss", by_backend(POLICY_LOSS, "policy_loss"), _fake)

@@ -5,14 +5,12 @@ Every implementation takes (Columns, Options). The schema of mmpack::policy_loss
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from mmpack.losses.correction import Correction, CorrectionLevel
 from mmpack.losses.kl import KLKind
-
-Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo"]
 
 METRICS = (
     "tokens",
@@ -46,8 +44,8 @@ class Options(NamedTuple):
 
     scale: float
     sample_mean: bool
-    kind: Kind
-    ratio_low: float
+    surrogate: str  # of the kind, by its name in torch.py
+    ratio_low: float  # of the ratio, or of its logarithm
     ratio_high: float
     dual_clip: float  # infinite: none
     kl_kind: KLKind

@@ -24,7 +24,7 @@ from mmpack.losses.correction import (
 )
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy.autograd import PolicyLossFunction
-from mmpack.losses.policy.call import METRICS, Columns, Kind, Options
+from mmpack.losses.policy.call import METRICS, Columns, Options
 from mmpack.losses.samples import check_columns
 from mmpack.notebook import Drawn
 from mmpack.ops.inputs import can_look_at, check_are_tensors
@@ -33,14 +33,39 @@ WHAT = "policy_loss"
 Per = Literal["sample", "token"]
 _UNITS = {"sample": "sample", "token": "loss token"}
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-CLIPS: dict[str, tuple[float, float]] = {
-    "grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),  # arXiv 2503.14476 section 4.1
-    "dr_grpo": (0.2, 0.2),
-    "gspo": (3e-4, 4e-4),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
-    "cispo": (1.0, 4.0),
-    "ppo": (0.2, 0.2),
+Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo", "gmpo"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kind decides."""
+
+    clip: tuple[float, float]  # clip_low, clip_high
+    surrogate: str = "clip"  # of torch.py and of the kernel
+    no_dual_clip: str = ""  # why, and what to do instead
+    of_log: bool = False  # the clip bounds the ratio's logarithm: [-clip_low, clip_high]
+    per_sample: bool = False  # advantages are of samples only
+
+
+VARIANTS: dict[str, Variant] = {
+    "grpo": Variant((0.2, 0.2)),
+    "dapo": Variant((0.2, 0.28)),  # arXiv 2503.14476 section 4.1
+    "dr_grpo": Variant((0.2, 0.2)),
+    "gspo": Variant((3e-4, 4e-4), "gspo"),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
+    "cispo": Variant(
+        # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
+        (1.0, 4.0),
+        "cispo",
+        no_dual_clip="has no minimum to bound. Fix: leave it out; clip_high bounds the weight",
+    ),
+    "ppo": Variant((0.2, 0.2)),
+    "gmpo": Variant(
+        (0.4, 0.4),  # arXiv 2507.20673 section 4.1
+        "gmpo",
+        no_dual_clip="bounds a sample's ratio, not a token's. Fix: leave it out",
+        of_log=True,
+        per_sample=True,
+    ),
 }
 
 
@@ -91,9 +116,12 @@ def policy_loss(
       weighed by its own token's w, as verl does; TRL weighs all of a sample's by their mean.
     - `cispo`: -clip(r, 1 - clip_low, 1 + clip_high)·A·logprobs, the clipped weight detached (arXiv 2506.13585
       section 3.1).
+    - `gmpo`: -A times the geometric mean of the sample's ratios, each one's logarithm clipped to [-clip_low, clip_high]
+      where that lowers the gain (arXiv 2507.20673 eq. 4); a clipped token has no gradient. Advantages are of samples.
+      A `correction` of tokens weighs each token's gradient; verl weighs by the geometric mean of a sample's weights.
 
     What a kind decides is the surrogate and the clip. The aggregation is the one named here, whatever the kind; the
-    papers' own are `sequence_mean_token_mean` for grpo and gspo, `token_mean` for dapo, cispo and ppo,
+    papers' own are `sequence_mean_token_mean` for grpo, gspo and gmpo, `token_mean` for dapo, cispo and ppo,
     `sequence_mean_token_sum_norm` for dr_grpo. See `aggregate` for names, totals and max_tokens.
 
     Args:
@@ -108,9 +136,10 @@ def policy_loss(
             are not read.
         total_tokens, total_samples: of the global batch, over all micro-batches and ranks; None: this batch's.
         scale: undoes gradient averaging, e.g. the number of data-parallel ranks.
-        clip_low, clip_high: None: the kind's own, `CLIPS`; infinite: no clip.
+        clip_low, clip_high: None: the kind's own, `VARIANTS`; infinite: no clip.
         dual_clip: c > 1, verl's `clip_ratio_c`: where A < 0 the surrogate is at most -c·A, and a ratio above c has no
-            gradient (arXiv 1912.09729 eq. 5). TRL's `delta` is the same where it is above 1 + clip_high. Not of cispo.
+            gradient (arXiv 1912.09729 eq. 5). TRL's `delta` is the same where it is above 1 + clip_high. Not
+            of cispo and gmpo.
         kl_kind: `k1`, `k2`, `k3`, see `kl_divergence`.
         entropy: [N] in nats, of the rows that the logprobs were read from; needed by entropy_coef.
         correction: `tis` or `mis`: weight w of the surrogate, see `correction_weights`; None: w = 1.
@@ -121,8 +150,8 @@ def policy_loss(
     Logarithms of ratios are cut to ±20 before exp; a cut ratio has no gradient, except in cispo. N = 0 gives a
     zero that is attached to the graph.
 
-    Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo), `clip_fraction` (share of tokens whose
-    ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
+    Metrics: `tokens` (a count), `ratio` (of tokens; of samples for gspo and gmpo), `clip_fraction` (share of tokens
+    whose ratio the clip cut), `kl_old` (KL(old ‖ policy), k3), `ess`, `kl_ref`, `entropy`, `correction` and
     `correction_fraction` (mean weight; share of tokens cut or masked), `dual_clip_fraction` (share of tokens that
     dual_clip cut, verl's pg_clipfrac_lower), the last five where their input is given.
     `ess` is Kish's effective sample size as a share of the tokens, (Σw)² / (N · Σw²), of the weights `correction`
@@ -154,6 +183,10 @@ def policy_loss(
     if per == "token" and count == num_samples:
         advantages = torch.cat([advantages, advantages[:1]])  # longer than B: read by token
     low, high = _clip(kind, clip_low, clip_high, dual_clip)
+    if VARIANTS[kind].per_sample and (per == "token" or len(advantages) != num_samples):
+        raise ArgumentError(
+            f"{WHAT}: advantages are per loss token, but {kind} weighs whole samples. Fix: pass one per sample"
+        )
     for option, number in (("scale", scale), ("kl_coef", kl_coef)):
         check_number(WHAT, option, number, least=0)
     check_number(WHAT, "entropy_coef", entropy_coef)
@@ -185,9 +218,9 @@ def policy_loss(
     options = Options(
         scale,
         aggregation == SAMPLE_MEAN,
-        kind,
-        1 - low,
-        1 + high,
+        VARIANTS[kind].surrogate,
+        low,
+        high,
         math.inf if dual_clip is None else dual_clip,
         kl_kind,
         kl_coef,
@@ -242,20 +275,20 @@ def _check_advantages(advantages: Tensor, cu_loss: Tensor, count: int, per: Per 
 def _clip(
     kind: Kind, clip_low: float | None, clip_high: float | None, dual_clip: float | None
 ) -> tuple[float, float]:
-    """The distances of the clip's bounds from 1: those given, else the kind's own."""
+    """The clip's bounds: by the distances given, else by the kind's own."""
     check_name(WHAT, "kind", kind, get_args(Kind))
     for option, bound in (("clip_low", clip_low), ("clip_high", clip_high)):
         if bound is not None:
             check_number(WHAT, option, bound, least=0, finite=False)
     if dual_clip is not None:
         check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
-        if kind == "cispo":
+        if VARIANTS[kind].no_dual_clip:
             raise ArgumentError(
-                f"{WHAT}: dual_clip is {dual_clip}, but cispo has no minimum to bound. "
-                "Fix: leave it out; clip_high bounds the weight"
+                f"{WHAT}: dual_clip is {dual_clip}, but {kind} {VARIANTS[kind].no_dual_clip}"
             )
-    low, high = CLIPS[kind]
-    return low if clip_low is None else clip_low, high if clip_high is None else clip_high
+    low, high = VARIANTS[kind].clip
+    low, high = low if clip_low is None else clip_low, high if clip_high is None else clip_high
+    return (-low, high) if VARIANTS[kind].of_log else (1 - low, 1 + high)
 
 
 def _check_needed(

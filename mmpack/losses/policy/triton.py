@@ -46,6 +46,16 @@ def clamp(x, low, high):
 
 
 @triton.jit
+def clipped_sum(left, right, low, high, start, stop, BLOCK: tl.constexpr):
+    """`gap_sum` of differences within [low, high]."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for first in range(start, stop, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total += clamp(read(left, at, at < stop) - read(right, at, at < stop), low, high)
+    return tl.sum(total)
+
+
+@triton.jit
 def k3_of_minus(d):
     """exp(d) - 1 - d, by its series where the difference would cancel."""
     near = d * d / 2 * (1 + d / 3 * (1 + d / 4 * (1 + d / 5 * (1 + d / 6))))
@@ -113,6 +123,12 @@ def policy_loss_kernel(
     sample_ratio = length * 0
     if KIND == "gspo" and old_logprobs is not None:
         sample_ratio = gap_sum(logprobs, old_logprobs, start, stop, BLOCK) / length
+    if KIND == "gmpo" and old_logprobs is not None:
+        own = tl.load(advantages + sample, mask=sample < num_samples, other=0).to(tl.float64)
+        # only what lowers the gain is cut
+        least = tl.where(own < 0, ratio_low, -float("inf"))
+        most = tl.where(own > 0, ratio_high, float("inf"))
+        sample_ratio = clipped_sum(logprobs, old_logprobs, least, most, start, stop, BLOCK) / length
     sample_gap = length * 0
     if CORRECTION is not None and LEVEL != "token":
         earlier = logprobs if old_logprobs is None else old_logprobs
@@ -131,7 +147,9 @@ def policy_loss_kernel(
         advantage = read(advantages, at * 0 + sample if BY_SAMPLE else at, live)
 
         log_ratio = lp - old
-        exponent = zeros + sample_ratio if KIND == "gspo" else log_ratio
+        exponent = log_ratio
+        if KIND == "gspo" or KIND == "gmpo":
+            exponent = zeros + sample_ratio
         ratio = tl.exp(clamp(exponent, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         within = clamp(ratio, ratio_low, ratio_high)
         if KIND == "cispo":
@@ -139,9 +157,12 @@ def policy_loss_kernel(
             slope = -within * advantage
             term = slope * lp
         else:
-            clipped = ((ratio < ratio_low) & (advantage < 0)) | (
-                (ratio > ratio_high) & (advantage > 0)
+            bounded = log_ratio if KIND == "gmpo" else ratio
+            clipped = ((bounded < ratio_low) & (advantage < 0)) | (
+                (bounded > ratio_high) & (advantage > 0)
             )
+            if KIND == "gmpo":
+                within = ratio  # clipped by token, before the mean
             term = -tl.where(clipped, within, ratio) * advantage
             moves = (tl.abs(exponent) <= LOG_RATIO_BOUND) & (clipped == 0)
             if DUAL:
@@ -233,7 +254,9 @@ def policy_loss(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Ten
     """Loss [], METRICS [10] and the derivatives [1 or 2, N] of mmpack::policy_loss."""
     logprobs, count, num_samples = columns.logprobs, len(columns.logprobs), len(columns.cu_loss) - 1
     corrected = options.correction is not None
-    whole = options.kind == "gspo" or (corrected and options.correction_level != "token")
+    whole = options.surrogate in ("gspo", "gmpo") or (
+        corrected and options.correction_level != "token"
+    )
     parts = parts_of(count, num_samples, whole)
     programs = max(num_samples * parts, 1)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
@@ -276,7 +299,7 @@ def variant(options: Options, by_sample: bool) -> dict[str, Any]:
     return {
         "SAMPLE_MEAN": options.sample_mean,
         "BY_SAMPLE": by_sample,
-        "KIND": options.kind if options.kind in ("gspo", "cispo") else "clip",
+        "KIND": options.surrogate,
         "KL_KIND": options.kl_kind,
         "KL_TERM": options.kl_coef != 0,
         "ENTROPY_TERM": options.entropy_coef != 0,

@@ -33,7 +33,7 @@ def discounted_returns(
     check_number("discounted_returns", "gamma", gamma, least=0, most=1)
     check_bootstrap("discounted_returns", bootstrap, cu)
     detached = None if bootstrap is None else bootstrap.detach()
-    scanned: Tensor = scan_op(rewards.detach(), None, detached, cu, gamma, gamma)
+    scanned: Tensor = scan_op(rewards.detach(), None, detached, cu, gamma, gamma, False)
     return scanned[0]
 
 

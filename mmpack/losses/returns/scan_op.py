@@ -8,20 +8,11 @@ float32, or `wide` as summed: a group's returns may be closer to each other than
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mmpack.losses.returns import SEGMENT_RETURNS
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
-
-
-def _run(rewards: Tensor, *rest: Any) -> Tensor:
-    module = implementation(SEGMENT_RETURNS, rewards.device)
-    scanned: Tensor = module.segment_returns(rewards, *rest)
-    return scanned
+from mmpack.ops.custom_op import by_backend, define_op
 
 
 def _fake(
@@ -31,16 +22,11 @@ def _fake(
     cu: Tensor,
     gamma: float,
     decay: float,
-    wide: bool = False,
+    wide: bool,
 ) -> Tensor:
     dtype = torch.float64 if wide else torch.float32
     return rewards.new_empty((1 if values is None else 2, len(rewards)), dtype=dtype)
 
 
 # rewards, values [N] and bootstrap [B]: floats; cu [B+1]. Result: [1, N] float32 (wide: float64), [2, N] with values.
-scan_op = define_op(
-    "segment_returns(Tensor rewards, Tensor? values, Tensor? bootstrap, Tensor cu, float gamma, float decay, "
-    "bool wide=False) -> Tensor",
-    _run,
-    _fake,
-)
+scan_op = define_op("segment_returns", by_backend(SEGMENT_RETURNS, "segment_returns"), _fake)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
-from mmpack.schema.spans import Score
+from mmpack.schema.spans import Cost, Score
 
 
 def score_columns(
@@ -30,29 +30,43 @@ def score_columns(
         tensor([1., 0.], dtype=torch.float64)
     """
     what = "score_columns"
-    if missing is not None:
-        check_number(what, "missing", missing)
     if isinstance(scores, (str, bytes)) or not isinstance(scores, Sequence):
         raise ArgumentError(f"{what}: scores is {kind_of(scores)}. Fix: pass B lists of Score")
+    return columns_by_name(what, scores, Score, names, missing, range(len(scores)))
+
+
+def columns_by_name(
+    what: str,
+    scores: Sequence[Any],
+    of: type[Score | Cost],
+    names: Iterable[str] | None,
+    missing: float | None,
+    samples: Sequence[Any],
+) -> dict[str, Tensor]:
+    """`score_columns` of lists of `of`. `samples`: how errors name them."""
+    if missing is not None:
+        check_number(what, "missing", missing)
     found: dict[str, dict[int, float]] = (
-        {} if names is None else {n: {} for n in _names(what, names)}
+        {} if names is None else {n: {} for n in names_of(what, names)}
     )
     for b, of_sample in enumerate(scores):
         for k, score in enumerate(of_sample if isinstance(of_sample, Sequence) else [of_sample]):
-            if not isinstance(score, Score):
+            if not isinstance(score, of):
                 raise ArgumentError(
-                    f"{what}: scores[{b}][{k}] is {kind_of(score)}, expected a Score. Fix: pass B lists of Score"
+                    f"{what}: scores[{b}][{k}] is {kind_of(score)}, expected a {of.__name__}. "
+                    f"Fix: pass B lists of {of.__name__}"
                 )
             if names is not None and score.name not in found:
                 continue
-            check_number(what, f"scores[{b}][{k}].value", score.value, fix="leave the score out")
+            where = f"{score.name!r} of sample {samples[b]!r}"
+            check_number(what, where, score.value, fix="leave it out")
             column = found.setdefault(score.name, {})
             column[b] = column.get(b, 0.0) + float(score.value)
     for name, column in found.items():
         absent = next((b for b in range(len(scores)) if b not in column), None)
         if missing is None and absent is not None:
             raise ArgumentError(
-                f"{what}: sample {absent} has no score {name!r}. "
+                f"{what}: sample {samples[absent]!r} has no {of.__name__.lower()} {name!r}. "
                 "Fix: score it, or pass missing=, the value to use in its place"
             )
     return {
@@ -63,7 +77,8 @@ def score_columns(
     }
 
 
-def _names(what: str, names: Any) -> list[str]:
+def names_of(what: str, names: Any) -> list[str]:
+    """`names` as a list. Raises ArgumentError unless they are strings."""
     many = isinstance(names, Iterable) and not isinstance(names, (str, bytes, torch.Tensor))
     found: list[Any] = list(names) if many else [None]
     if not all(isinstance(name, str) for name in found):

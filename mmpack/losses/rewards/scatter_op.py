@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from mmpack.losses.rewards import SCATTER_REWARDS, SCATTER_SCORES
-from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
+from mmpack.ops.custom_op import by_backend, define_op
+from mmpack.ops.records import Size
 
 
-def _run(rewards: Tensor, cu_loss: Tensor, *rest: Any) -> Tensor:
-    module = implementation(SCATTER_REWARDS, cu_loss.device)
-    scattered: Tensor = module.scatter_rewards(rewards, cu_loss, *rest)
-    return scattered
-
-
-def _fake(rewards: Tensor, cu_loss: Tensor, count: int, *_: Any) -> Tensor:
+def _fake(rewards: Tensor, cu_loss: Tensor, count: Size, weight: float, at: str) -> Tensor:
     return cu_loss.new_empty(count, dtype=torch.float32)
 
 
-scatter_op = define_op(
-    "scatter_rewards(Tensor rewards, Tensor cu_loss, SymInt count, float weight, str at) -> Tensor",
-    _run,
-    _fake,
-)
-
-
-def _run_table(values: Tensor, index: Tensor, *rest: Any) -> Tensor:
-    module = implementation(SCATTER_SCORES, index.device)
-    scattered: Tensor = module.scatter_scores(values, index, *rest)
-    return scattered
+scatter_op = define_op("scatter_rewards", by_backend(SCATTER_REWARDS, "scatter_rewards"), _fake)
 
 
 def _fake_table(
@@ -41,16 +23,11 @@ def _fake_table(
     factors: Tensor | None,
     offsets: Tensor,
     edges: Tensor,
-    count: int,
+    count: Size,
     most: int,
 ) -> Tensor:
     return values.new_empty(count, dtype=torch.float32)
 
 
 # values [K] float64; index, factors [terms] (None: 1); offsets, edges [pieces+1] int64; most: terms of one piece.
-table_op = define_op(
-    "scatter_scores(Tensor values, Tensor index, Tensor? factors, Tensor offsets, Tensor edges, SymInt count, "
-    "int most) -> Tensor",
-    _run_table,
-    _fake_table,
-)
+table_op = define_op("scatter_scores", by_backend(SCATTER_SCORES, "scatter_scores"), _fake_table)

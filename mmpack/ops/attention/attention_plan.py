@@ -5,18 +5,17 @@ Made on the host from `visible_until`, where rows are packed, so that nothing is
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.attention.rule import BlockPlan, HostRule
+from mmpack.ops.moving import Moving
 from mmpack.ops.rows.inverse import Inverse
 
 FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
@@ -24,8 +23,11 @@ FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
 PADDING_PIECE = 128
 
 
+UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask"))
+
+
 @dataclass
-class AttentionPlan:
+class AttentionPlan(Moving):
     """S sequences of adjacent rows, `rows` in all; each sees its path: the rows above it and itself.
 
     Sequence s has queries cu_seqlens_q[s] to cu_seqlens_q[s+1], and keys cu_seqlens_k[s] to cu_seqlens_k[s+1] of
@@ -70,6 +72,8 @@ class AttentionPlan:
     # the arrays seen last, weakly, and their versions, by name
     checked: dict[str, tuple[Any, int]] | None = None
 
+    unresolved: ClassVar[dict[str, Any]] = UNRESOLVED | {"made": {}, "checked": None}
+
     @property
     def sequences(self) -> int:
         own = self.cu_seqlens_q.shape[0] - 1
@@ -86,22 +90,9 @@ class AttentionPlan:
         """Whether kernels have to keep to a window."""
         return self.path is not None
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> AttentionPlan:
-        """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
-        if self.cu_seqlens_q.device == torch.device(device):
-            return self
-        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> AttentionPlan:
-        return self._with_tensors(torch.Tensor.pin_memory)
-
-    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> AttentionPlan:
-        moved = dict(UNRESOLVED, made={})
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, torch.Tensor | Inverse | BlockPlan):
-                moved[f.name] = moved_to(value, move)
-        return dataclasses.replace(self, **moved)
+    @property
+    def device(self) -> torch.device:
+        return self.cu_seqlens_q.device
 
     def cover(self, **rows: torch.Tensor) -> None:
         """Let `check` find changes of these arrays of the same batch too, by name."""
@@ -156,13 +147,6 @@ class AttentionPlan:
         arrays = {"visible_until": visible_until, "visible_from": visible_from, **rows}
         given = {n: (weakref.ref(x), _version(x)) for n, x in arrays.items() if x is not None}
         self.checked = (self.checked or {}) | given
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""
-        return vars(self) | UNRESOLVED | {"made": {}}
-
-
-UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask", "checked"))
 
 
 def plan_attention(
@@ -286,16 +270,6 @@ def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
     seen = np.maximum(-(-until.max(axis=2) // FLEX_BLOCK) - here, 0).sum()
     full = np.maximum(until.min(axis=2) // FLEX_BLOCK - here, 0).sum()
     return int(full), int(seen - full + until.shape[0] * count)
-
-
-def moved_to(
-    value: torch.Tensor | Inverse | BlockPlan, move: Callable[[torch.Tensor], torch.Tensor]
-) -> Any:
-    if isinstance(value, torch.Tensor):
-        return move(value)
-    parts = [moved_to(x, move) if isinstance(x, torch.Tensor | Inverse) else x for x in value]
-    record: Callable[..., Any] = type(value)
-    return record(*parts)
 
 
 def checksum_of(array: np.ndarray) -> int:

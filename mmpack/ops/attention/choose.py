@@ -106,6 +106,35 @@ class Chooser:
             self.demand(name, device, DTYPES[0], *asked)
         return dict.fromkeys(able, name)
 
+    def resolve(
+        self,
+        plan: Plan,
+        device: torch.device,
+        head_dim: int,
+        dropout: float,
+        without: Collection[str] = (),
+    ) -> Collection[str]:
+        """Fill in the plan's choice and move it to `device`; returns what is newly chosen.
+
+        Does nothing if the plan was resolved under the same settings.
+        """
+        settings = self.settings(head_dim, dropout)
+        if plan.device != device:
+            vars(plan).update(vars(plan.to(device)))
+        if plan.chosen_under == settings:
+            return ()
+        plan.choice = self.choices(plan, device, head_dim, dropout, without)
+        plan.chosen_under = settings
+        return plan.choice.values()
+
+    def picked(self, plan: Plan, query: torch.Tensor, dropout: float, asked: str | None) -> str:
+        """The backend asked for, or that of the resolved plan. Raises BackendError where it can't run."""
+        chosen = (plan.choice or {}).get(query.dtype)
+        name = asked or chosen or self.wanted()
+        if name != chosen:
+            self.demand(name, query.device, query.dtype, query.shape[-1], dropout, plan)
+        return name
+
     def settings(self, head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
         """What `choices` depends on besides plan and device. torch.compile reads the variable when it traces."""
         deterministic = torch.are_deterministic_algorithms_enabled()

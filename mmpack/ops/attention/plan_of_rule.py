@@ -15,16 +15,15 @@ import torch
 from mmpack.errors import ArgumentError, check_whole
 from mmpack.ops.attention.attention_plan import (
     FLEX_BLOCK,
-    UNRESOLVED,
     AttentionPlan,
     Pieces,
-    moved_to,
     offsets_of,
     ranges,
     starts_of,
 )
 from mmpack.ops.attention.rule import BlockPlan, path_of
-from mmpack.ops.rows.inverse import Inverse, inverse_index
+from mmpack.ops.moving import moved_to
+from mmpack.ops.rows.inverse import inverse_index
 
 
 def plan_of_rule(
@@ -73,7 +72,7 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
     if start is not None and (start == np.arange(until.shape[1])).all():
         start = None
     counts = None if window is None or window > path.max(initial=0) else window
-    own = {"window": window, "two_way": two_way} | UNRESOLVED
+    own = {"window": window, "two_way": two_way} | plan.unresolved | {"made": {}}
     if start is None and counts is None:
         return dataclasses.replace(plan, **own)
     sequences = _Sequences.of(until, plan.host.padding)
@@ -86,10 +85,8 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
         new["blocks"] = _blocks(start, path, sequences, counts)
         new["pairs"] += new["blocks"].pairs
     device = plan.cu_seqlens_q.device
-    for name, value in new.items():
-        if isinstance(value, torch.Tensor | Inverse | BlockPlan):
-            new[name] = moved_to(value, lambda x: x.to(device, non_blocking=True))
-    return dataclasses.replace(plan, **own, **new, made={}, full_blocks=full, mixed_blocks=mixed)
+    new = {n: moved_to(x, lambda x: x.to(device, non_blocking=True)) for n, x in new.items()}
+    return dataclasses.replace(plan, **own, **new, full_blocks=full, mixed_blocks=mixed)
 
 
 class _Sequences(NamedTuple):

@@ -6,13 +6,12 @@ from typing import Literal, overload
 
 import torch
 
-from mmpack.errors import ArgumentError, check_number
-from mmpack.ops.attention.autocast import as_autocast
+from mmpack.errors import ArgumentError
 from mmpack.ops.attention.by_length import by_length
 from mmpack.ops.attention.choose import SEQUENCES
 from mmpack.ops.attention.lse import by_sequence, with_gradient
+from mmpack.ops.attention.operands import as_autocast, check_operands
 from mmpack.ops.attention.sequence_plan import SequencePlan
-from mmpack.ops.inputs import check_are_tensors
 
 
 @overload
@@ -67,11 +66,13 @@ def sequence_attention(
     Raises ArgumentError for shapes that don't fit, and numbers out of their range; BackendError for a backend that was
     asked for and can't run.
     """
-    _check_arguments(query, key, value, plan, scale, dropout)
+    tensors = {"query": query, "key": key, "value": value}
+    check_operands("sequence_attention", tensors, scale, dropout, "[B, heads, S, d]")
+    _check_rows(query, plan)
     query, key, value = as_autocast(query, key, value)
     if plan.choice is None or not torch.compiler.is_compiling():
         resolve_sequences(plan, query.device, query.shape[-1], dropout)
-    name = _backend(query, plan, dropout, backend)
+    name = SEQUENCES.picked(plan, query, dropout, backend)
     out, lse = _attend(name, query, key, value, plan, scale, dropout, return_lse)
     if lse is None:
         return out
@@ -123,24 +124,8 @@ def resolve_sequences(
     Does nothing if the plan was resolved under the same settings: MMPACK_TOWER_ATTENTION, determinism, head size,
     dropout. Raises BackendError where MMPACK_TOWER_ATTENTION names one that is unknown or can't run.
     """
-    settings = SEQUENCES.settings(head_dim, dropout)
-    if plan.cu_seqlens.device != device:
-        vars(plan).update(vars(plan.to(device)))
-    if plan.chosen_under == settings:
-        return
-    plan.choice = SEQUENCES.choices(plan, device, head_dim, dropout)
-    plan.chosen_under = settings
-    if "flex" in plan.choice.values():
+    if "flex" in SEQUENCES.resolve(plan, device, head_dim, dropout):
         _make_blocks(plan)
-
-
-def _backend(query: torch.Tensor, plan: SequencePlan, dropout: float, asked: str | None) -> str:
-    """The one asked for, or that of the resolved plan. Raises BackendError where it can't run."""
-    chosen = (plan.choice or {}).get(query.dtype)
-    name = asked or chosen or SEQUENCES.wanted()
-    if name != chosen:
-        SEQUENCES.demand(name, query.device, query.dtype, query.shape[-1], dropout, plan)
-    return name
 
 
 def _by_blocks(
@@ -166,27 +151,9 @@ def _make_blocks(plan: SequencePlan) -> None:
         plan.block_mask = block_mask_of_sequences(plan)
 
 
-def _check_arguments(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    plan: SequencePlan,
-    scale: float | None,
-    dropout: float,
-) -> None:
-    tensors = {"query": query, "key": key, "value": value}
-    check_are_tensors("sequence_attention", **tensors)
-    for name, x in tensors.items():
-        if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
-            raise ArgumentError(
-                f"sequence_attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
-                "[B, heads, S, d]. Fix: put heads before rows, as attention modules do"
-            )
+def _check_rows(query: torch.Tensor, plan: SequencePlan) -> None:
     if query.shape[0] * query.shape[2] != plan.rows:
         raise ArgumentError(
             f"sequence_attention: the plan is for {plan.rows} rows, but there are {query.shape[0]} × {query.shape[2]}. "
             "Fix: call plan_sequences with these sequences' lengths"
         )
-    if scale is not None:
-        check_number("sequence_attention", "scale", scale)
-    check_number("sequence_attention", "dropout", dropout, least=0, most=1)

@@ -5,8 +5,7 @@ Made on the host from the sequences' lengths, once per forward of a vision tower
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,12 +13,13 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.attention.attention_plan import ranges
+from mmpack.ops.attention.attention_plan import UNRESOLVED, ranges
+from mmpack.ops.moving import Moving
 from mmpack.ops.rows.inverse import Inverse
 
 
 @dataclass
-class SequencePlan:
+class SequencePlan(Moving):
     """S sequences of adjacent rows, T in all; every row sees all rows of its own sequence, and no other."""
 
     rows: int  # T
@@ -41,35 +41,15 @@ class SequencePlan:
     full_blocks: ClassVar[int] = 0
     mixed_blocks: ClassVar[int] = 0
     windowed: ClassVar[bool] = False
+    unresolved: ClassVar[dict[str, Any]] = UNRESOLVED
 
     @property
     def sequences(self) -> int:
         return self.cu_seqlens.shape[0] - 1
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> SequencePlan:
-        """The plan with its tensors on `device`; this one, resolved or not, if they are there."""
-        if self.cu_seqlens.device == torch.device(device):
-            return self
-        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> SequencePlan:
-        return self._with_tensors(torch.Tensor.pin_memory)
-
-    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SequencePlan:
-        return dataclasses.replace(
-            self,
-            cu_seqlens=move(self.cu_seqlens),
-            into_groups=_moved(self.into_groups, move),
-            from_groups=_moved(self.from_groups, move),
-            **UNRESOLVED,
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""
-        return vars(self) | UNRESOLVED
-
-
-UNRESOLVED: dict[str, Any] = dict.fromkeys(("choice", "chosen_under", "block_mask"))
+    @property
+    def device(self) -> torch.device:
+        return self.cu_seqlens.device
 
 
 def plan_sequences(lengths: Sequence[int] | np.ndarray) -> SequencePlan:
@@ -150,7 +130,3 @@ def _by_length(
     starts = offsets[:-1][sequences]
     sizes = lengths[sequences]
     return groups, ranges(starts, sizes)
-
-
-def _moved(inverse: Inverse | None, move: Callable[[torch.Tensor], torch.Tensor]) -> Inverse | None:
-    return None if inverse is None else Inverse(*map(move, inverse))

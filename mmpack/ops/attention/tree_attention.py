@@ -7,11 +7,11 @@ from typing import Literal, overload
 
 import torch
 
-from mmpack.errors import ArgumentError, BackendError, check_number, check_whole
+from mmpack.errors import ArgumentError, BackendError, check_whole
 from mmpack.ops.attention.attention_plan import AttentionPlan
-from mmpack.ops.attention.autocast import as_autocast
 from mmpack.ops.attention.choose import FLEX, TREE
 from mmpack.ops.attention.lse import by_rule, with_gradient
+from mmpack.ops.attention.operands import as_autocast, check_operands
 from mmpack.ops.attention.rule import Rule, path_on_device
 from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
@@ -140,10 +140,7 @@ def _attend(
         )
     from mmpack.ops.attention import varlen
 
-    kernel = varlen.KERNELS[name]
-    if return_lse:
-        return varlen.by_sequences_with_lse(kernel, query, key, value, plan, scale)
-    return varlen.by_sequences(kernel, query, key, value, plan, scale), None
+    return varlen.by_sequences(varlen.KERNELS[name], query, key, value, plan, scale, return_lse)
 
 
 def _with_lse(
@@ -177,11 +174,7 @@ def _backend(
         if name not in ("auto", "sdpa"):
             raise BackendError(f"attention: {name} needs a plan. Fix: pass batch.attention_plan")
         return "sdpa"
-    chosen = (plan.choice or {}).get(query.dtype)
-    name = asked or chosen or TREE.wanted()
-    if name != chosen:
-        TREE.demand(name, query.device, query.dtype, query.shape[-1], dropout, plan)
-    return name
+    return TREE.picked(plan, query, dropout, asked)
 
 
 def rule_of(
@@ -239,17 +232,11 @@ def _check_arguments(
     scale: float | None,
     dropout: float,
 ) -> None:
-    tensors = {"query": query, "key": key, "value": value}
+    check_operands("attention", {"query": query, "key": key, "value": value}, scale, dropout)
     rules = {"visible_until": visible_until}
     if visible_from is not None:
         rules["visible_from"] = visible_from
-    check_are_tensors("attention", **tensors, **rules)
-    for name, x in tensors.items():
-        if x.ndim != 4 or x.shape[0] != query.shape[0] or x.shape[2] != query.shape[2]:
-            raise ArgumentError(
-                f"attention: {name} has shape {list(x.shape)}, query {list(query.shape)}, expected "
-                "[B, heads, T, d]. Fix: put heads before rows, as attention modules do"
-            )
+    check_are_tensors("attention", **rules)
     for name, x in rules.items():
         if x.shape[-1:] != query.shape[2:3] or x.is_floating_point():
             raise ArgumentError(
@@ -258,9 +245,6 @@ def _check_arguments(
             )
     if window is not None:
         check_whole("attention", "window", window)
-    if scale is not None:
-        check_number("attention", "scale", scale)
-    check_number("attention", "dropout", dropout, least=0, most=1)
 
 
 def resolve(
@@ -278,15 +262,8 @@ def resolve(
     `without`: backends that `auto` leaves out. `visible_from`: of a plan of two-way blocks.
     Raises BackendError where MMPACK_ATTENTION names one that is unknown or can't run.
     """
-    device = visible_until.device
-    settings = TREE.settings(head_dim, dropout)
-    if plan.cu_seqlens_q.device != device:
-        vars(plan).update(vars(plan.to(device)))
-    if plan.chosen_under == settings:
-        return
-    plan.choice = TREE.choices(plan, device, head_dim, dropout, without)
-    plan.chosen_under = settings
-    flexes = not set(FLEX).isdisjoint(plan.choice.values())
+    chosen = TREE.resolve(plan, visible_until.device, head_dim, dropout, without)
+    flexes = not set(FLEX).isdisjoint(chosen)
     if flexes and plan.block_mask is None and plan.rows:
         from mmpack.ops.attention.flex import block_mask
 

@@ -38,37 +38,24 @@ def by_sequences(
     value: torch.Tensor,
     plan: AttentionPlan,
     scale: float | None,
-) -> torch.Tensor:
-    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d].
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d], log-sum-exp [B, heads, T] or None.
 
     `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
     """
     rows = _rows(query, key, value)
-    out: torch.Tensor = kernel(*_operands(*rows, plan), scale)
+    options = {"return_lse": True} if return_lse else {}
+    found = kernel(*_operands(*rows, plan), scale, **options)
+    out, lse = found if return_lse else (found, None)
     if plan.blocks is not None:
-        of_blocks = kernel(*_of_blocks(*rows, plan.blocks, _window(plan)), scale)
+        found = kernel(*_of_blocks(*rows, plan.blocks, _window(plan)), scale, **options)
+        of_blocks, their_lse = found if return_lse else (found, None)
         out = out.index_copy(0, plan.blocks.rows, of_blocks)
-    return out.unflatten(0, (query.shape[0], query.shape[2]))
-
-
-def by_sequences_with_lse(
-    kernel: Kernel,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    plan: AttentionPlan,
-    scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and log-sum-exp [B, heads, T]."""
-    rows = _rows(query, key, value)
-    out, lse = kernel(*_operands(*rows, plan), scale, return_lse=True)
-    if plan.blocks is not None:
-        operands = _of_blocks(*rows, plan.blocks, _window(plan))
-        of_blocks, their_lse = kernel(*operands, scale, return_lse=True)
-        out = out.index_copy(0, plan.blocks.rows, of_blocks)
-        lse = lse.index_copy(1, plan.blocks.rows, their_lse)
+        lse = None if lse is None else lse.index_copy(1, plan.blocks.rows, their_lse)
     lines = query.shape[0], query.shape[2]
-    return out.unflatten(0, lines), lse.unflatten(1, lines).transpose(0, 1)
+    lse = None if lse is None else lse.unflatten(1, lines).transpose(0, 1)
+    return out.unflatten(0, lines), lse
 
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op, distinct_views, refuse_transforms
+from mmpack.ops.custom_op import by_backend, define_op, distinct_views, refuse_transforms
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
 from mmpack.ops.inputs import check_are_tensors
-from mmpack.ops.records import parameters
+from mmpack.ops.records import Size
 from mmpack.ops.rows.gather import check_index, check_range
 from mmpack.ops.rows.inverse import Inverse
 
@@ -87,83 +87,72 @@ def merge_embeddings(
 def _check_shapes(
     embeddings: Tensor, features: Tensor, vision: VisionRows, levels: Sequence[Tensor]
 ) -> None:
-    if not isinstance(vision, VisionRows):
-        raise ArgumentError(
-            f"merge_embeddings: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
-        )
-    each = {f"levels[{i}]": level for i, level in enumerate(levels)}
-    check_are_tensors("merge_embeddings", embeddings=embeddings, features=features, **each)
-    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
-    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
-        raise ArgumentError(
-            f"merge_embeddings: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
-            "Fix: pass one row for each of the batch's, without the batch dimension"
-        )
-    for name, x in {"features": features, **each}.items():
+    given = {"features": features, **{f"levels[{i}]": level for i, level in enumerate(levels)}}
+    check_are_tensors("merge_embeddings", **given)
+    count = check_rows("merge_embeddings", embeddings, vision)
+    for name, x in given.items():
         if x.ndim != 2 or x.shape[0] != count or x.shape[1] != embeddings.shape[1]:
             raise ArgumentError(
                 f"merge_embeddings: {name} has shape {list(x.shape)}, expected {[count, embeddings.shape[1]]}. "
                 "Fix: pass the vision tokens of all media of the batch, in its order"
             )
-    for name, index in zip(vision._fields, vision, strict=True):
-        check_index("merge_embeddings", f"vision.{name}", index, embeddings.device)
+
+
+def check_rows(what: str, embeddings: Tensor, vision: VisionRows) -> int:
+    """P, how many features go into the rows. Raises ArgumentError unless `embeddings` and `vision` fit each other."""
+    if not isinstance(vision, VisionRows):
+        raise ArgumentError(
+            f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
+        )
+    parts = {f"vision.{name}": x for name, x in vision._asdict().items()}
+    check_are_tensors(what, embeddings=embeddings, **parts)
+    rows = vision.source.shape[0]
+    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
+        raise ArgumentError(
+            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
+            "Fix: pass one row for each of the batch's, without the batch dimension"
+        )
+    for name, index in parts.items():
+        check_index(what, name, index, embeddings.device)
+    return vision.offsets.shape[0] - 1
 
 
 def _merge(
-    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    places = VisionRows(*vision)
-    check_range("merge_embeddings", "vision.source", places.source, -1, len(values))
-    check_range("merge_embeddings", "vision.features", places.features, 0, len(values))
+    check_range("merge_embeddings", "vision.source", vision.source, -1, len(values))
+    check_range("merge_embeddings", "vision.features", vision.features, 0, len(values))
     module = implementation(MERGE_EMBEDDINGS, embeddings.device)
     merged: tuple[Tensor, list[Tensor]] = module.merge_embeddings(
-        embeddings, values, levels, places
+        embeddings, values, levels, vision
     )
     return merged
 
 
 def _merge_fake(
-    embeddings: Tensor, values: Tensor, levels: list[Tensor], *vision: Tensor
+    embeddings: Tensor, values: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    count = VisionRows(*vision).rows.shape[0]
+    count = vision.rows.shape[0]
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
     return merged, [level.new_empty(count, level.shape[1]) for level in levels]
 
 
-def _unmerge(
-    grad: Tensor, grad_levels: list[Tensor], *rest: Any
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Gradients of `_merge`; num_tokens or num_features is 0 where their gradient is not asked for."""
-    *vision, num_tokens, num_features = rest
-    module = implementation(MERGE_EMBEDDINGS, grad.device)
-    gradients: tuple[Tensor, Tensor, list[Tensor]] = module.unmerge_embeddings(
-        grad, grad_levels, VisionRows(*vision), num_tokens, num_features
-    )
-    return gradients
-
-
 def _unmerge_fake(
-    grad: Tensor, grad_levels: list[Tensor], *rest: Any
+    grad: Tensor,
+    grad_levels: list[Tensor],
+    vision: VisionRows,
+    num_tokens: Size,
+    num_features: Size,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    *_, num_tokens, num_features = rest
     width = grad.shape[1]
     to_levels = [grad.new_empty(num_features, width) for _ in grad_levels]
     return grad.new_empty(num_tokens, width), grad.new_empty(num_features, width), to_levels
 
 
-merge_op = define_op(
-    f"""merge_embeddings(
-        Tensor embeddings, Tensor values, Tensor[] levels, {parameters(VisionRows)}
-    ) -> (Tensor, Tensor[])""",
-    _merge,
-    _merge_fake,
-)
+merge_op = define_op("merge_embeddings", _merge, _merge_fake)
+# num_tokens or num_features is 0 where their gradient is not asked for
 unmerge_op = define_op(
-    f"""unmerge_embeddings(
-        Tensor grad, Tensor[] grad_levels, {parameters(VisionRows)}, SymInt num_tokens, SymInt num_features
-    ) -> (Tensor, Tensor, Tensor[])""",
-    _unmerge,
-    _unmerge_fake,
+    "unmerge_embeddings", by_backend(MERGE_EMBEDDINGS, "unmerge_embeddings"), _unmerge_fake
 )
 
 

@@ -6,17 +6,18 @@ still has are the first ones.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from mmpack.ops.moving import Moving
+
 CHUNK = 64
 
 
 @dataclass
-class ChunkPlan:
+class ChunkPlan(Moving):
     """N chunks; wave w has the segments of depth w."""
 
     rows: torch.Tensor  # [N·CHUNK] int64: the row at each place, T for none
@@ -24,13 +25,9 @@ class ChunkPlan:
     steps: list[list[int]]  # of each wave: how many segments have a first, second, … chunk
     parents: list[torch.Tensor | None]  # of each wave [S] int64: places in the wave before
 
-    def to(self, device: torch.device) -> ChunkPlan:
-        return dataclasses.replace(
-            self,
-            rows=self.rows.to(device),
-            places=self.places.to(device),
-            parents=[p if p is None else p.to(device) for p in self.parents],
-        )
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
 
 
 def plan_chunks(offsets: np.ndarray, parents: np.ndarray, depths: np.ndarray) -> ChunkPlan:

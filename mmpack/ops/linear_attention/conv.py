@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,52 +66,45 @@ def segment_conv1d(
             f"segment_conv1d: the plan has rows of width {plan.conv_width}, weight has K = {weight.shape[1]}. "
             "Fix: make it by plan_segments(…, conv_width=K)"
         )
-    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, *plan.far, activation == "silu")
+    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, activation == "silu", *plan.far)
     return made
 
 
-def _run(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
-    out: Tensor = _kernels(x, weight).conv1d(x, weight, bias, previous, silu)
+class Call(NamedTuple):
+    """What both ops read."""
+
+    x: Tensor  # [T, C]
+    weight: Tensor  # [C, K]
+    bias: Tensor | None  # [C]
+    previous: Tensor  # [T, K - 1] or more
+    silu: bool
+
+
+def _run(call: Call) -> Tensor:
+    out: Tensor = _kernels(call).conv1d(*call)
     return out
 
 
 def _run_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    previous: Tensor,
-    far_rows: Tensor,
-    far_offsets: Tensor,
-    far_entries: Tensor,
-    silu: bool,
-    needs_weight: bool,
+    grad: Tensor, call: Call, far: FarReaders, needs_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to x, weight and bias; those of weight and bias are empty where not asked for."""
-    far = FarReaders(far_rows, far_offsets, far_entries)
-    to_x, to_weight, to_bias = _kernels(x, weight).conv1d_backward(
-        grad, x, weight, bias, previous, far, silu, needs_weight
+    *tensors, silu = call
+    to_x, to_weight, to_bias = _kernels(call).conv1d_backward(
+        grad, *tensors, far, silu, needs_weight
     )
-    none = weight.new_empty(0)
+    none = call.weight.new_empty(0)
     return to_x, none if to_weight is None else to_weight, none if to_bias is None else to_bias
 
 
-def _fake(x: Tensor, weight: Tensor, bias: Tensor | None, previous: Tensor, silu: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _fake(call: Call) -> Tensor:
+    return torch.empty_like(call.x, memory_format=torch.contiguous_format)
 
 
 def _fake_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    previous: Tensor,
-    far_rows: Tensor,
-    far_offsets: Tensor,
-    far_entries: Tensor,
-    silu: bool,
-    needs_weight: bool,
+    grad: Tensor, call: Call, far: FarReaders, needs_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias = call[:3]
     to_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     to_weight = weight.new_empty(weight.shape if needs_weight else [0])
     to_bias = weight.new_empty(0)
@@ -120,51 +113,37 @@ def _fake_backward(
     return to_x, to_weight, to_bias
 
 
-_conv = define_op(
-    "segment_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor previous, bool silu) -> Tensor",
-    _run,
-    _fake,
-)
-_conv_backward = define_op(
-    "segment_conv1d_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor previous, "
-    "Tensor far_rows, Tensor far_offsets, Tensor far_entries, bool silu, bool needs_weight) "
-    "-> (Tensor, Tensor, Tensor)",
-    _run_backward,
-    _fake_backward,
-)
+_conv = define_op("segment_conv1d", _run, _fake)
+_conv_backward = define_op("segment_conv1d_backward", _run_backward, _fake_backward)
 
 
 class _Conv(torch.autograd.Function):
+    """segment_conv1d from the fields of a Call, then those of FarReaders."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        previous: Tensor,
-        far_rows: Tensor,
-        far_offsets: Tensor,
-        far_entries: Tensor,
-        silu: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, previous, far_rows, far_offsets, far_entries)
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *call, silu = arguments[: len(Call._fields)]
+        ctx.save_for_backward(*call, *arguments[len(Call._fields) :])
         ctx.silu = silu
-        out: Tensor = _conv(x, weight, bias, previous, silu)
+        out: Tensor = _conv(*call, silu)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs_weight = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        to_x, *to_weights = _conv_backward(grad, *ctx.saved_tensors, ctx.silu, needs_weight)
+        *call, rows, offsets, entries = ctx.saved_tensors
+        to_x, *to_weights = _conv_backward(
+            grad, *call, ctx.silu, rows, offsets, entries, needs_weight
+        )
         to_weight, to_bias = (
             found if needed else None
             for found, needed in zip(to_weights, ctx.needs_input_grad[1:3], strict=True)
         )
-        return to_x, to_weight, to_bias, None, None, None, None, None
+        return to_x, to_weight, to_bias, *(None,) * 5
 
 
-def _kernels(x: Tensor, weight: Tensor) -> Any:
+def _kernels(call: Call) -> Any:
     """The module that runs it: of Triton, or of plain PyTorch."""
-    dtype = torch.promote_types(x.dtype, weight.dtype)
-    return implementation(SEGMENT_CONV1D, x.device, dtype)
+    dtype = torch.promote_types(call.x.dtype, call.weight.dtype)
+    return implementation(SEGMENT_CONV1D, call.x.device, dtype)

@@ -5,10 +5,8 @@ Made on the host from the batch's segments, so that nothing is asked of the GPU 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ import torch
 from mmpack.errors import check_whole
 from mmpack.ops.linear_attention.chunk_plan import CHUNK, ChunkPlan, plan_chunks
 from mmpack.ops.linear_attention.segments import normal_segments
+from mmpack.ops.moving import Moving
 from mmpack.ops.rows.inverse import Inverse
 
 
@@ -41,7 +40,7 @@ class FarReaders(NamedTuple):
 
 
 @dataclass
-class SegmentPlan:
+class SegmentPlan(Moving):
     """T rows in G segments, runs of padding among them; none is empty. Numbers of rows are int32.
 
     Kernels run a wave at a time, over rows in `order`. `previous` says which rows a convolution reads.
@@ -59,6 +58,8 @@ class SegmentPlan:
     far: FarReaders
     chunks: dict[torch.device, ChunkPlan] = field(default_factory=dict, repr=False)
     checksum: int | None = None  # of the batch's visible_until, where it is a batch's
+
+    unresolved: ClassVar[dict[str, Any]] = {"chunks": {}}
 
     @property
     def segments(self) -> int:
@@ -79,30 +80,6 @@ class SegmentPlan:
             made = plan_chunks(self.offsets, self.parents, self.depths).to(self.device)
             self.chunks[self.device] = made
         return made
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> SegmentPlan:
-        """The plan with its tensors on `device`; this one, if they are there."""
-        if self.device == torch.device(device):
-            return self
-        return self._with_tensors(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> SegmentPlan:
-        return self._with_tensors(torch.Tensor.pin_memory)
-
-    def _with_tensors(self, move: Callable[[torch.Tensor], torch.Tensor]) -> SegmentPlan:
-        waves = [_moved(wave, move) for wave in self.waves]
-        return dataclasses.replace(_moved(self, move), waves=waves, chunks={})
-
-
-def _moved(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    made: dict[str, Any] = {}
-    for f in dataclasses.fields(x):
-        value = getattr(x, f.name)
-        if isinstance(value, torch.Tensor):
-            made[f.name] = move(value)
-        elif isinstance(value, Inverse | FarReaders):
-            made[f.name] = type(value)(*map(move, value))
-    return dataclasses.replace(x, **made)
 
 
 def plan_segments(

@@ -1,7 +1,9 @@
-"""Selected log-probabilities of logits [T, V] at loss rows.
+"""Log-probabilities at loss rows: `selected_logprobs` of logits [T, V] and `linear_selected_logprobs` of hidden states.
 
-Read selected.py (the public function and its op), call.py (the record of a call), torch.py (the plain version), then
-triton.py. arguments, row_groups, softmax, gradients and autograd also serve linear_logprobs.
+Of logits, read selected.py (the public function and its op), call.py (the record of a call), torch.py (the plain
+version), then triton.py. `linear/` has the same files for hidden states, `lists/` those of both where `support` is
+given; `listed.py` scores lists of ids through the two ops, and `sharded.py` logits that are split over ranks. What all
+of them share: arguments, row_groups, softmax, gradients, and autograd, which defines their ops.
 """
 
 from mmpack.ops.backend import Op

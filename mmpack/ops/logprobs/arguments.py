@@ -2,48 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
 from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.logprobs.call import runtime_scalar
+from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
 
+OPTIONAL = ("bias", "rows", "rows_unique", "row_inverse")
 
-def check_arguments(
-    what: str,
-    shape: tuple[int, int],
-    targets: Tensor,
-    rows: Tensor | None,
-    rows_unique: Tensor | None,
-    row_inverse: Tensor | None,
-    temperature: float,
-) -> None:
-    """Raise ArgumentError for indices that don't fit `shape`, (rows, vocabulary), or don't fit each other.
 
-    Values are checked on the CPU only: on a GPU that would wait for it.
-    """
-    num_rows, vocab = shape
-    check_number(what, "temperature", temperature, above=0)
-    if (rows_unique is None) != (row_inverse is None):
-        raise ArgumentError(
-            f"{what}: rows_unique and row_inverse must be passed together. Fix: pass both or neither"
-        )
-    check_index(what, "targets", targets, vocab)
-    check_index(what, "rows", rows, num_rows)
-    check_index(what, "rows_unique", rows_unique, num_rows)
-    read = num_rows if rows is None else len(rows)
-    if rows_unique is not None and row_inverse is not None:
-        check_index(what, "row_inverse", row_inverse, len(rows_unique))
-        _check_inverse(what, rows, rows_unique, row_inverse)
-        read = len(row_inverse)
-    if len(targets) != read:
-        raise ArgumentError(
-            f"{what}: targets has {len(targets)} entries for {read} rows to read. "
-            f"Fix: pass one target per row, and rows= where only some rows are scored"
-        )
+class Tokens(NamedTuple):
+    """The loss tokens of a call as the public functions are given them; see `selected_logprobs`."""
+
+    targets: Tensor  # [N]
+    rows: Tensor | None  # [N]
+    rows_unique: Tensor | None  # [R]
+    row_inverse: Tensor | None  # [N]
+    temperature: float
+    entropy: bool
+
+    def check(self, what: str, **read: Tensor | None) -> None:
+        """Raise ArgumentError for what is no tensor, here and in what is `read`, and for an entropy that is no flag."""
+        indices = dict(zip(self._fields[:4], self[:4], strict=True))
+        check_tensors(what, OPTIONAL, **read, **indices)
+        check_flag(what, "entropy", self.entropy)
+
+    def check_values(self, what: str, num_rows: int, vocab: int) -> None:
+        """Raise ArgumentError for indices that don't fit the rows and the vocabulary, or don't fit each other.
+
+        Values are checked on the CPU only: on a GPU that would wait for it.
+        """
+        targets, rows, rows_unique, row_inverse = self[:4]
+        check_number(what, "temperature", self.temperature, above=0)
+        if (rows_unique is None) != (row_inverse is None):
+            raise ArgumentError(
+                f"{what}: rows_unique and row_inverse must be passed together. Fix: pass both or neither"
+            )
+        check_index(what, "targets", targets, vocab)
+        check_index(what, "rows", rows, num_rows)
+        check_index(what, "rows_unique", rows_unique, num_rows)
+        read = num_rows if rows is None else len(rows)
+        if rows_unique is not None and row_inverse is not None:
+            check_index(what, "row_inverse", row_inverse, len(rows_unique))
+            _check_inverse(what, rows, rows_unique, row_inverse)
+            read = len(row_inverse)
+        if len(targets) != read:
+            raise ArgumentError(
+                f"{what}: targets has {len(targets)} entries for {read} rows to read. "
+                f"Fix: pass one target per row, and rows= where only some rows are scored"
+            )
+
+    def groups(self, num_rows: int) -> RowGroups:
+        """Loss tokens by the row that they read."""
+        return make_row_groups(num_rows, *self[1:4])
+
+    @property
+    def scale(self) -> Tensor:
+        """The temperature as a tensor [] on the device of the targets."""
+        return runtime_scalar(self.temperature, self.targets.device)
+
+    @property
+    def row_of_each(self) -> Tensor | None:
+        """The row that each token reads, [N]; None: token n reads row n."""
+        if self.rows_unique is not None and self.row_inverse is not None:
+            return self.rows_unique.index_select(0, self.row_inverse)
+        return self.rows
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the shapes say that no row repeats."""
+        if self.rows_unique is not None and self.row_inverse is not None:
+            return self.rows_unique.shape[0] == self.row_inverse.shape[0]
+        return self.rows is None
 
 
 def check_index(what: str, name: str, index: Tensor | None, bound: int) -> None:

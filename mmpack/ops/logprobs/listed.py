@@ -1,28 +1,35 @@
 """Logprobs of whole lists of ids beside the sampled one, all from one pass over the vocabulary.
 
 An entry is one id that a loss token is scored on: its target first, then those of its lists. K entries of N loss
-tokens go through the op of selected logprobs as K targets of N rows.
+tokens go through the op of selected logprobs, or that of linear ones, as K targets of N rows. Of linear logprobs the
+one pass over V makes the softmax of each row, and the rows of the weight that entries name are gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_flag, kind_of
+from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.inputs import can_look_at, check_tensors
-from mmpack.ops.logprobs.arguments import check_arguments, check_index, check_list
-from mmpack.ops.logprobs.call import runtime_scalar
-from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups, slots_of
-from mmpack.ops.logprobs.selected import OPTIONAL, check_gradient, check_logits, from_groups
+from mmpack.ops.logprobs import selected
+from mmpack.ops.logprobs.arguments import Tokens, check_index, check_list
+from mmpack.ops.logprobs.linear import selected as linear
+from mmpack.ops.logprobs.linear.call import Head
+from mmpack.ops.logprobs.linear.selected import check_head
+from mmpack.ops.logprobs.row_groups import RowGroups, slots_of
+from mmpack.ops.logprobs.selected import check_logits
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import entry_segments
 
-NAME = "listed_logprobs"
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NAME, LINEAR = "listed_logprobs", "linear_listed_logprobs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,21 +76,60 @@ def listed_logprobs(
         >>> out.targets, out.lists["32B"]
         (tensor([-0.2395, -1.0986]), tensor([-2.2395, -0.2395]))
     """
-    check_tensors(
-        NAME, OPTIONAL, logits=logits, targets=targets, rows=rows,
-        rows_unique=rows_unique, row_inverse=row_inverse,
-    )  # fmt: skip
-    check_logits(NAME, logits)
-    num_rows, vocab = logits.shape
-    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
-    check_flag(NAME, "entropy", entropy)
-    check_gradient(NAME, gradient, rows, rows_unique)
-    check_lists(NAME, lists, targets, vocab)
-    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-    ids, groups = entries_of(targets, lists, groups, num_rows)
-    scale = runtime_scalar(temperature, logits.device)
-    found = from_groups(logits, ids, groups, scale, entropy, gradient)
-    return split_entries(*found, targets, lists, bool(entropy))
+    tokens = Tokens(targets, rows, rows_unique, row_inverse, temperature, entropy)
+    check_logits(NAME, logits, tokens, gradient)
+    ids, groups = entries_of(NAME, tokens, lists, logits.shape[0], logits.shape[1])
+    found = selected.from_groups(logits, ids, groups, tokens.scale, entropy, gradient)
+    return split_entries(*found, tokens, lists)
+
+
+def linear_listed_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    lists: Mapping[str, Support],
+    rows: Tensor | None = None,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    *,
+    rows_unique: Tensor | None = None,
+    row_inverse: Tensor | None = None,
+    softcap: float | None = None,
+    memory_budget: int | None = None,
+    group: ProcessGroup | None = None,
+) -> ListedLogprobs:
+    """log softmax(z / temperature) of each target and of each id of its lists, z = hidden · weightᵀ + bias.
+
+    Args:
+        hidden, weight, targets, rows, bias, temperature, entropy, rows_unique, row_inverse, softcap, memory_budget,
+            group: see `linear_selected_logprobs`.
+        lists: see `listed_logprobs`.
+
+    The softmax is over the whole vocabulary, and costs one pass over it for the target and all lists together; so does
+    the backward, whose gradient to the logits is made for all of them at once, a chunk at a time. To that come M
+    gathered rows of `weight` forward, and one number per id backward. Values are those of
+    `linear_selected_logprobs`, bit by bit, and so are determinism, dtypes and bounds.
+
+    Raises ArgumentError as `linear_selected_logprobs` does, and for lists that are not one per target. Values of
+    offsets and ids are checked on the CPU only.
+
+    Example: a teacher names ids 0 and 1 for the first token, and says nothing of the second.
+        >>> import torch
+        >>> import mmpack as mp
+        >>> hidden, weight = torch.eye(2), torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 0.0]])
+        >>> teacher = mp.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
+        >>> out = mp.linear_listed_logprobs(hidden, weight, torch.tensor([1, 2]), {"32B": teacher})
+        >>> out.targets, out.lists["32B"]
+        (tensor([-0.2395, -1.0986]), tensor([-2.2395, -0.2395]))
+    """
+    tokens = Tokens(targets, rows, rows_unique, row_inverse, temperature, entropy)
+    head = check_head(
+        LINEAR, Head(hidden, weight, bias, softcap, 0, 0, ""), tokens, memory_budget, group
+    )
+    ids, groups = entries_of(LINEAR, tokens, lists, hidden.shape[0], head.vocab)
+    found = linear.from_groups(head, ids, groups, temperature, entropy, memory_budget)
+    return split_entries(*found, tokens, lists)
 
 
 def check_lists(what: str, lists: Any, targets: Tensor, vocab: int) -> None:
@@ -115,33 +161,31 @@ def tokens_of(support: Support) -> Tensor:
 
 
 def entries_of(
-    targets: Tensor, lists: Mapping[str, Support], groups: RowGroups, num_rows: int
+    what: str, tokens: Tokens, lists: Mapping[str, Support], num_rows: int, vocab: int
 ) -> tuple[Tensor, RowGroups]:
-    """Ids [K] of all entries, targets first, and which of them read one row. `groups`: of the N loss tokens."""
+    """Ids [K] of all entries, targets first, and which of them read one row. Raises ArgumentError as `check_lists`."""
+    targets, groups = tokens.targets, tokens.groups(num_rows)
+    check_lists(what, lists, targets, vocab)
     count, device = len(targets), targets.device
     ids = torch.cat([targets.long(), *(support.ids.long() for support in lists.values())])
     if len(ids) == count:
         return ids, groups
     own = torch.arange(count, device=device)
-    tokens = torch.cat([own, *(tokens_of(support) for support in lists.values())])
+    of_each = torch.cat([own, *(tokens_of(support) for support in lists.values())])
     rows, size = groups.rows, count if groups.rows is None else len(groups.rows)
     of = own if groups.order is None else slots_of(groups, num_rows, count, device, 1).of
-    slots, order = torch.sort(of[tokens], stable=True)
+    slots, order = torch.sort(of[of_each], stable=True)
     bounds = torch.arange(size + 1, device=device)
     rows = own if rows is None else rows
     return ids, RowGroups(rows, order, torch.searchsorted(slots, bounds))
 
 
 def split_entries(
-    logprobs: Tensor,
-    entropies: Tensor,
-    targets: Tensor,
-    lists: Mapping[str, Support],
-    entropy: bool,
+    logprobs: Tensor, entropies: Tensor, tokens: Tokens, lists: Mapping[str, Support]
 ) -> ListedLogprobs:
     """Values [K] of all entries, by what they are of."""
-    count = len(targets)
+    count = len(tokens.targets)
     sizes = [count, *(len(support.ids) for support in lists.values())]
     own, *others = logprobs.split(sizes)
     named = dict(zip(lists, others, strict=True))
-    return ListedLogprobs(own, named, entropies[:count] if entropy else None)
+    return ListedLogprobs(own, named, entropies[:count] if tokens.entropy else None)

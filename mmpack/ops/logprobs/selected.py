@@ -11,21 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_flag, check_name
+from mmpack.errors import ArgumentError, check_name
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import check_tensors
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
-from mmpack.ops.logprobs.arguments import check_arguments, check_support
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
-from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
-from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
+from mmpack.ops.logprobs.arguments import Tokens, check_support
+from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
+from mmpack.ops.logprobs.call import Call, Statistics
+from mmpack.ops.logprobs.lists.logits import from_logits
+from mmpack.ops.logprobs.row_groups import RowGroups
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
-from mmpack.ops.support_logprobs.logits import from_logits
 
-OPTIONAL = ("rows", "rows_unique", "row_inverse")
-TENSORS = Call._fields.index("entropy")  # before the options
+NAME = "selected_logprobs"
 GRADIENTS = ("dense", "compact", "inplace")
 
 
@@ -74,46 +70,28 @@ def selected_logprobs(
         >>> selected_logprobs(logits, torch.tensor([0, 1]), rows=torch.tensor([0, 2]))
         tensor([-1.3863, -0.3408])
     """
-    check_tensors(
-        "selected_logprobs", OPTIONAL, logits=logits, targets=targets, rows=rows,
-        rows_unique=rows_unique, row_inverse=row_inverse,
-    )  # fmt: skip
-    check_logits("selected_logprobs", logits)
-    num_rows, vocab = logits.shape
-    check_arguments(
-        "selected_logprobs", (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature
-    )
-    check_flag("selected_logprobs", "entropy", entropy)
-    check_gradient("selected_logprobs", gradient, rows, rows_unique)
-    scale = runtime_scalar(temperature, logits.device)
+    tokens = Tokens(targets, rows, rows_unique, row_inverse, temperature, entropy)
+    check_logits(NAME, logits, tokens, gradient)
     if support is not None:
-        check_support("selected_logprobs", support, targets, vocab)
-        if rows_unique is not None and row_inverse is not None:
-            rows = rows_unique.index_select(0, row_inverse)
-        logprobs, entropies = from_logits(
-            logits, support, targets, scale, rows, rows_unique, row_inverse, bool(entropy), gradient
-        )
+        check_support(NAME, support, targets, logits.shape[1])
+        logprobs, entropies = from_logits(logits, support, tokens, gradient)
     else:
-        groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-        logprobs, entropies = from_groups(logits, targets, groups, scale, entropy, gradient)
+        groups = tokens.groups(logits.shape[0])
+        logprobs, entropies = from_groups(logits, targets, groups, tokens.scale, entropy, gradient)
     return (logprobs, entropies) if entropy else logprobs
 
 
-def check_logits(what: str, logits: Tensor) -> None:
-    """Raise ArgumentError unless `logits` is a float [T, V]."""
+def check_logits(what: str, logits: Tensor, tokens: Tokens, gradient: str) -> None:
+    """Raise ArgumentError unless `logits` is a float [T, V] that the tokens and the form of the gradient fit."""
+    tokens.check(what, logits=logits)
     if logits.ndim != 2 or not logits.is_floating_point():
         raise ArgumentError(
             f"{what}: logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected a float "
             f"[T, V]. Fix: drop the batch dimension, e.g. logits[0]"
         )
-
-
-def check_gradient(
-    what: str, gradient: str, rows: Tensor | None, rows_unique: Tensor | None
-) -> None:
-    """Raise ArgumentError for an unknown form of the gradient, and one that needs rows which don't repeat."""
+    tokens.check_values(what, *logits.shape)
     check_name(what, "gradient", gradient, GRADIENTS)
-    if gradient != "dense" and rows is not None and rows_unique is None:
+    if gradient != "dense" and tokens.rows is not None and tokens.rows_unique is None:
         raise ArgumentError(
             f"{what}: gradient is {gradient!r}, but rows may repeat. "
             "Fix: pass rows_unique and row_inverse, or gradient='dense'"
@@ -130,19 +108,11 @@ def from_groups(
 ) -> tuple[Tensor, Tensor]:
     """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
     call = Call(logits, targets, *groups, temperature, bool(entropy), gradient)
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = selected_op(*call)
     return logprobs, entropies
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs", mutates_args=())
-@flat
-def _forward(call: Call) -> Statistics:
-    return _path(call).forward(call)
-
-
-@_forward.register_fake
-@flat
-def _(call: Call) -> Statistics:
+def _fake(call: Call) -> Statistics:
     logits, count = call.logits, call.targets.shape[0]
     dtype = torch.promote_types(logits.dtype, torch.float32)
     logprobs, maximum, log_total = (logits.new_empty(count, dtype=dtype) for _ in range(3))
@@ -150,53 +120,15 @@ def _(call: Call) -> Statistics:
     return Statistics(logprobs, entropies, maximum, log_total)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward", mutates_args=())
-@flat
-def _backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
-    """Gradient to the logits: [T, V], or compact [S, V] by group."""
-    return _path(call).backward(given, call, statistics)
-
-
-@_backward.register_fake
-@flat
-def _(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+def _fake_backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
+    """Of the gradient to the logits: [T, V], in place of them, or compact [S, V] by group."""
     rows = call.rows if call.gradient == "compact" else None
     return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
-
-
-@torch.library.custom_op(f"{NAMESPACE}::selected_logprobs_backward_", mutates_args={"logits"})
-@flat
-def _backward_inplace(given: Incoming, call: Call, statistics: Statistics) -> None:
-    """The gradient [T, V] written over the logits."""
-    _path(call).backward(given, call, statistics)
 
 
 def _path(call: Call) -> Any:
     """The module that runs it, `torch` or `triton`."""
     return implementation(SELECTED_LOGPROBS, call.logits.device, call.logits.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, Call(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    grad: Tensor
-    if call.gradient == "inplace":
-        call = call._replace(logits=call.logits.detach())
-        _backward_inplace(*given, *call, *statistics)
-        grad = call.logits
-    else:
-        grad = _backward(*given, *call, *statistics)
-    if call.gradient == "compact":
-        grad = _sparse(grad, call)
-    return grad, *(None,) * (len(call) - 1)
 
 
 def _sparse(values: Tensor, call: Call) -> Tensor:
@@ -207,4 +139,10 @@ def _sparse(values: Tensor, call: Call) -> Tensor:
         return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
 
 
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+selected_gradient = gradient_to_logits(
+    f"{NAME}_backward",
+    lambda given, call, statistics: _path(call).backward(given, call, statistics),
+    _fake_backward,
+    _sparse,
+)
+selected_op = define(NAME, lambda call: _path(call).forward(call), _fake, selected_gradient)

@@ -14,22 +14,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from mmpack.errors import ArgumentError, check_flag
+from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.inputs import can_look_at
 from mmpack.ops.logprobs import selected
-from mmpack.ops.logprobs.arguments import check_arguments, check_support
+from mmpack.ops.logprobs.arguments import Tokens, check_support
 from mmpack.ops.logprobs.autograd import Incoming, incoming
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
+from mmpack.ops.logprobs.lists.call import Lists, lists_of
+from mmpack.ops.logprobs.lists.call import Statistics as ListStatistics
 from mmpack.ops.logprobs.row_groups import make_row_groups
 from mmpack.ops.logprobs.softmax import LOWEST
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS
-from mmpack.ops.support_logprobs.call import Lists, lists_of
-from mmpack.ops.support_logprobs.call import Statistics as ListStatistics
 
 NAME = "sharded_selected_logprobs"
-TENSORS, ROWS = selected.TENSORS, Call._fields.index("rows")
+TENSORS, ROWS = Call._fields.index("entropy"), Call._fields.index("rows")
 
 
 def sharded_selected_logprobs(
@@ -55,19 +55,18 @@ def sharded_selected_logprobs(
 
     Raises: ArgumentError as `selected_logprobs` does; on a GPU NaN, as there.
     """
-    check_tensors(NAME, (), logits=logits, targets=targets, rows=rows)
-    check_flag(NAME, "entropy", entropy)
+    tokens = Tokens(targets, rows, None, None, temperature, entropy)
+    tokens.check(NAME, logits=logits)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     shard = logits.shape[1]
-    check_arguments(NAME, (len(logits), ranks * shard), targets, rows, None, None, temperature)
+    tokens.check_values(NAME, len(logits), ranks * shard)
     if can_look_at(rows) and len(rows.unique()) != len(rows):
         raise ArgumentError(f"{NAME}: rows repeat. Fix: read each row once")
     first = rank * shard
     if support is not None:
         check_support(NAME, support, targets, ranks * shard)
-        scale = runtime_scalar(temperature, logits.device)
         logprobs, entropies = _OverLists.apply(
-            logits, *lists_of(support, targets), scale, rows, group, bool(entropy), first
+            logits, *lists_of(support, targets), tokens.scale, rows, group, bool(entropy), first
         )
     else:
         logprobs, entropies = _Sharded.apply(
@@ -96,7 +95,7 @@ class _Sharded(torch.autograd.Function):
         call = Call(
             logits, own, *groups, runtime_scalar(temperature, logits.device), entropy, "dense"
         )
-        part = selected._forward(*call)
+        part = selected.selected_op(*call)
         at = rows.long()
         chosen = torch.where(here, logits[at, own].double(), 0.0)
         whole = _combine(Statistics(*part), chosen, group, temperature, entropy)
@@ -124,7 +123,8 @@ class _Sharded(torch.autograd.Function):
         given = Incoming(
             given.grad_logprobs.to(dtype), None if to_entropies is None else to_entropies.to(dtype)
         )
-        grad = selected._backward(*given, *call, *(x.to(dtype) for x in whole))
+        own = Statistics(*(x.to(dtype) for x in whole))
+        (grad,) = selected.selected_gradient(given, call, own, None)
         # A target that another rank has stood at column 0, where the op wrote the gradient to a target.
         rows = saved[ROWS].long()
         other = _to_others(at_zero, given, whole, call.temperature).to(grad.dtype)

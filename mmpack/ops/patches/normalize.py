@@ -68,8 +68,4 @@ def _normalize_fake(rows: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(rows, dtype=dtype)
 
 
-normalize_op = define_op(
-    "normalize_bytes(Tensor rows, Tensor values, ScalarType dtype) -> Tensor",
-    _normalize,
-    _normalize_fake,
-)
+normalize_op = define_op("normalize_bytes", _normalize, _normalize_fake)

@@ -20,7 +20,6 @@ from mmpack.ops.patches import PACK_VIDEO, UNPACK_VIDEO
 from mmpack.ops.patches.call import Change, PatchLayout, scaled
 from mmpack.ops.patches.lines import channels_first, channels_last
 from mmpack.ops.patches.tables import PatchTables, patch_tables
-from mmpack.ops.records import flat, parameters
 from mmpack.video.patches import CHANNELS, PatchPlan, plan_patches
 from mmpack.video.pixel_settings import divisor, of_channels
 
@@ -116,7 +115,6 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
     return [x.view(s) for x, s in zip(pieces, tables.shapes, strict=True)]
 
 
-@flat
 def _pack(clips: list[Tensor], layout: PatchLayout, change: Change) -> Tensor:
     first = clips[0]
     out = first.new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
@@ -125,12 +123,10 @@ def _pack(clips: list[Tensor], layout: PatchLayout, change: Change) -> Tensor:
     return out
 
 
-@flat
 def _pack_fake(clips: list[Tensor], layout: PatchLayout, change: Change) -> Tensor:
     return clips[0].new_empty(layout.num_rows, layout.geometry.patch_dim, dtype=change.dtype)
 
 
-@flat
 def _unpack(rows: Tensor, layout: PatchLayout, total: bool) -> Tensor:
     rows = rows.contiguous()
     new = rows.new_zeros if layout.kept is not None else rows.new_empty
@@ -140,19 +136,12 @@ def _unpack(rows: Tensor, layout: PatchLayout, total: bool) -> Tensor:
     return out
 
 
-@flat
 def _unpack_fake(rows: Tensor, layout: PatchLayout, total: bool) -> Tensor:
     return rows.new_empty(layout.num_values)
 
 
-pack_op = define_op(
-    f"pack_video(Tensor[] clips, {parameters(PatchLayout, Change)}) -> Tensor", _pack, _pack_fake
-)
-unpack_op = define_op(
-    f"unpack_video(Tensor rows, {parameters(PatchLayout)}, bool total) -> Tensor",
-    _unpack,
-    _unpack_fake,
-)
+pack_op = define_op("pack_video", _pack, _pack_fake)
+unpack_op = define_op("unpack_video", _unpack, _unpack_fake)
 
 
 class _Pack(torch.autograd.Function):

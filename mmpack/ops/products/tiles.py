@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from mmpack.ops.linear_logprobs.tiles import Tiles, programs_of
+from mmpack.ops.logprobs.linear.tiles import Tiles, programs_of
 
 # What a tile costs per element, the largest one's = 1: smaller tiles read more for each product.
 # On one H200, bf16, M = 32,768: benchmarks/invariant.py.

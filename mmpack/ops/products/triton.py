@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mmpack.ops.linear_logprobs.product_kernels import halves
-from mmpack.ops.linear_logprobs.tiles import (
+from mmpack.ops.logprobs.linear.product_kernels import halves
+from mmpack.ops.logprobs.linear.tiles import (
     INTERPRETED,
     Tiles,
     aligned,

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.attention.autocast import attended_dtype
+from mmpack.ops.attention.operands import attended_dtype
 from mmpack.ops.backend import implementation
-from mmpack.ops.custom_op import define_op
-from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.ops.inputs import check_are_tensors, check_tensors
+from mmpack.ops.custom_op import define_op, distinct_views
+from mmpack.ops.embeddings.merge import VisionRows, check_rows
+from mmpack.ops.inputs import check_tensors
 from mmpack.ops.projection import PROJECT_AND_MERGE
-from mmpack.ops.records import parameters
-from mmpack.ops.rows.gather import check_index, check_range
+from mmpack.ops.rows.gather import check_range
 
 
 class Projection(NamedTuple):
@@ -63,7 +62,7 @@ def project_and_merge(
     Example: a text token, then the two tokens of one image.
         >>> import torch
         >>> import mmpack as mp
-        >>> from mmpack.ops.embeddings.merge import VisionRows
+        >>> from mmpack.ops.embeddings.merge import VisionRows, check_rows
         >>> from mmpack.ops.rows.inverse import inverse_index
         >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
         >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
@@ -78,18 +77,13 @@ def project_and_merge(
     given = {"projector": projector, **{f"levels[{i}]": p for i, p in enumerate(levels)}}
     _check(embeddings, given, vision)
     layers = [_as_autocast(p) for p in given.values()]
-    run = _Project.apply(len(layers), *_distinct([embeddings, *vision, *_flat(layers)]))
+    run = _Project.apply(len(layers), *distinct_views(embeddings, *vision, *_flat(layers)))
     merged, *made = run
     return merged, made
 
 
 def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows) -> None:
     what = "project_and_merge"
-    if not isinstance(vision, VisionRows):
-        raise ArgumentError(
-            f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
-        )
-    check_are_tensors(what, **{f"vision.{k}": x for k, x in vision._asdict().items()})
     parts: dict[str, Any] = {}
     for name, p in given.items():
         if not isinstance(p, Projection):
@@ -99,20 +93,13 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
     biases = [name for name in parts if name.endswith(".bias")]
     check_tensors(what, biases, embeddings=embeddings, **parts)
-    rows, count = vision.source.shape[0], vision.offsets.shape[0] - 1
-    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
-        raise ArgumentError(
-            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
-            "Fix: pass one row for each of the batch's, without the batch dimension"
-        )
+    count = check_rows(what, embeddings, vision)
     if not embeddings.is_floating_point():
         raise ArgumentError(
             f"{what}: embeddings has dtype {embeddings.dtype}, expected a floating point one. Fix: embed the ids"
         )
     for name, p in given.items():
         _check_layer(what, name, p, count, embeddings.shape[1])
-    for name, index in zip(vision._fields, vision, strict=True):
-        check_index(what, f"vision.{name}", index, embeddings.device)
     if len(vision.rows) != len(vision.features):
         raise ArgumentError(
             f"{what}: vision has {len(vision.rows)} rows and {len(vision.features)} features of them. "
@@ -158,93 +145,60 @@ def _flat(layers: Sequence[Projection]) -> list[Tensor | None]:
     return [x for layer in layers for x in layer]
 
 
-def _layers(flat: Sequence[Any]) -> list[Projection]:
-    return [Projection(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
+class Layers(NamedTuple):
+    """Projections as the ops' schemas have them."""
+
+    inputs: list[Tensor]
+    weights: list[Tensor]
+    biases: list[Tensor | None]
+
+    @property
+    def each(self) -> list[Projection]:
+        return [Projection(*p) for p in zip(*self, strict=True)]
 
 
-def _distinct(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """The tensors for a Function, of which Dynamo takes none twice."""
-    if not torch.compiler.is_compiling():
-        return tensors
-    return [None if x is None else x.view_as(x) for x in tensors]
+def _columns(flat: Sequence[Any]) -> Layers:
+    """Of three tensors per layer."""
+    return Layers(list(flat[::3]), list(flat[1::3]), list(flat[2::3]))
 
 
-def _columns(layers: Sequence[Projection]) -> tuple[list[Tensor], list[Tensor], list[Any]]:
-    """Inputs, weights and biases, as the op's schema has them."""
-    inputs, weights, biases = (list(part) for part in zip(*layers, strict=True))
-    return inputs, weights, biases
-
-
-def _project(
-    embeddings: Tensor,
-    inputs: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    *vision: Tensor,
-) -> list[Tensor]:
-    places = VisionRows(*vision)
-    check_range("project_and_merge", "vision.source", places.source, -1, len(inputs[0]))
-    check_range("project_and_merge", "vision.rows", places.rows, 0, len(embeddings))
-    check_range("project_and_merge", "vision.features", places.features, 0, len(inputs[0]))
-    module = implementation(PROJECT_AND_MERGE, embeddings.device, inputs[0].dtype)
-    layers = [Projection(*p) for p in zip(inputs, weights, biases, strict=True)]
-    made: list[Tensor] = module.project_and_merge(embeddings, layers, places)
+def _project(embeddings: Tensor, layers: Layers, vision: VisionRows) -> list[Tensor]:
+    count = len(layers.inputs[0])
+    check_range("project_and_merge", "vision.source", vision.source, -1, count)
+    check_range("project_and_merge", "vision.rows", vision.rows, 0, len(embeddings))
+    check_range("project_and_merge", "vision.features", vision.features, 0, count)
+    module = implementation(PROJECT_AND_MERGE, embeddings.device, layers.inputs[0].dtype)
+    made: list[Tensor] = module.project_and_merge(embeddings, layers.each, vision)
     return made
 
 
-def _project_fake(
-    embeddings: Tensor,
-    inputs: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    *vision: Tensor,
-) -> list[Tensor]:
-    count = VisionRows(*vision).rows.shape[0]
+def _project_fake(embeddings: Tensor, layers: Layers, vision: VisionRows) -> list[Tensor]:
     merged = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
-    return [merged, *(merged.new_empty(count, merged.shape[1]) for _ in inputs[1:])]
+    size = vision.rows.shape[0], merged.shape[1]
+    return [merged, *(merged.new_empty(size) for _ in layers.inputs[1:])]
 
 
 def _unproject(
-    grads: list[Tensor],
-    inputs: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    *rest: Any,
+    grads: list[Tensor], layers: Layers, vision: VisionRows, needs: list[bool]
 ) -> list[Tensor]:
     """Gradients of embeddings, then of each layer's three; [0] for those that are not asked for."""
-    *vision, needs = rest
-    module = implementation(PROJECT_AND_MERGE, grads[0].device, inputs[0].dtype)
-    layers = [Projection(*p) for p in zip(inputs, weights, biases, strict=True)]
-    made = module.unproject(grads, layers, VisionRows(*vision), needs)
+    module = implementation(PROJECT_AND_MERGE, grads[0].device, layers.inputs[0].dtype)
+    made = module.unproject(grads, layers.each, vision, needs)
     return [grads[0].new_empty(0) if g is None else g for g in made]
 
 
 def _unproject_fake(
-    grads: list[Tensor],
-    inputs: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor | None],
-    *rest: Any,
+    grads: list[Tensor], layers: Layers, vision: VisionRows, needs: list[bool]
 ) -> list[Tensor]:
-    layers = zip(inputs, weights, biases, strict=True)
-    wanted = zip([grads[0], *(x for layer in layers for x in layer)], rest[-1], strict=True)
+    wanted = zip([grads[0], *(x for layer in layers.each for x in layer)], needs, strict=True)
     return [
         x.new_empty(x.shape) if need and x is not None else grads[0].new_empty(0)
         for x, need in wanted
     ]
 
 
-_LAYERS = "Tensor[] inputs, Tensor[] weights, Tensor?[] biases"
-project_op = define_op(
-    f"project_and_merge(Tensor embeddings, {_LAYERS}, {parameters(VisionRows)}) -> Tensor[]",
-    _project,
-    _project_fake,
-)
-unproject_op = define_op(
-    f"unproject(Tensor[] grads, {_LAYERS}, {parameters(VisionRows)}, bool[] needs) -> Tensor[]",
-    _unproject,
-    _unproject_fake,
-)
+project_op = define_op("project_and_merge", _project, _project_fake)
+unproject_op = define_op("unproject", _unproject, _unproject_fake)
 
 
 class _Project(torch.autograd.Function):
@@ -256,7 +210,7 @@ class _Project(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         vision, flat = rest[:5], rest[5:]
         ctx.save_for_backward(*vision, *flat)
-        return tuple(project_op(embeddings, *_columns(_layers(flat)), *vision))
+        return tuple(project_op(embeddings, *_columns(flat), *vision))
 
     @staticmethod
     @once_differentiable
@@ -264,6 +218,6 @@ class _Project(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing allows no more
         vision, flat = saved[:5], saved[5:]
         needs = [ctx.needs_input_grad[1], *ctx.needs_input_grad[7:]]
-        made = unproject_op(list(grads), *_columns(_layers(flat)), *vision, needs)
+        made = unproject_op(list(grads), *_columns(flat), *vision, needs)
         first, *others = (g if need else None for g, need in zip(made, needs, strict=True))
         return None, first, *[None] * 5, *others

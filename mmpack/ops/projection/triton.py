@@ -18,8 +18,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.embeddings.triton import unmerge_embeddings
-from mmpack.ops.linear_logprobs.product_kernels import halves
-from mmpack.ops.linear_logprobs.tiles import (
+from mmpack.ops.logprobs.linear.product_kernels import halves
+from mmpack.ops.logprobs.linear.tiles import (
     aligned,
     dot,
     place,

@@ -14,6 +14,7 @@ from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import LIBRARY, define_op, refuse_transforms
 from mmpack.ops.namespace import NAMESPACE
+from mmpack.ops.records import Size
 from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
 from mmpack.ops.rows.inverse import Inverse
 
@@ -96,21 +97,19 @@ def _gather_fake(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _sum_fake(
-    values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
+    values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: Size
 ) -> Tensor:
     return values.new_empty(num_rows, *values.shape[1:])
 
 
-gather_op = define_op("gather_rows(Tensor x, Tensor index) -> Tensor", _gather, _gather_fake)
-sum_op = define_op(
-    "sum_rows(Tensor values, Tensor index, Tensor? order, Tensor? offsets, SymInt num_rows) -> Tensor",
-    _sum,
-    _sum_fake,
-)
+def _traced_fake(x: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None) -> Tensor:
+    return _gather_fake(x, index)
+
+
+gather_op = define_op("gather_rows", _gather, _gather_fake)
+sum_op = define_op("sum_rows", _sum, _sum_fake)
 _traced_op = define_op(
-    "gather_rows_traced(Tensor x, Tensor index, Tensor? order, Tensor? offsets) -> Tensor",
-    lambda x, index, order, offsets: _gather(x, index),
-    lambda x, index, order, offsets: _gather_fake(x, index),
+    "gather_rows_traced", lambda x, index, order, offsets: _gather(x, index), _traced_fake
 )
 
 

@@ -34,7 +34,7 @@ from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
 from mmpack.errors import ArgumentError
 from mmpack.invariant import batch_invariant, column_parallel, row_parallel, tree_all_reduce
-from mmpack.ops.linear_logprobs.linear import linear_selected_logprobs
+from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.packing.batch import Batch
 from mmpack.packing.pack import pack
 

@@ -16,12 +16,11 @@ from mmpack.losses.constrained import (
     Costs,
     RewardAdvantages,
     Rewards,
-    Verifiers,
     constrained_advantages,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-TYPES = (Rewards, Costs, Verifiers, RewardAdvantages, CostAdvantages)
+TYPES = (Rewards, Costs, RewardAdvantages, CostAdvantages)
 GROUPS = torch.tensor([0, 0])
 CU = torch.tensor([0, 1, 2]).int()
 
@@ -33,7 +32,7 @@ from mmpack.losses.constrained import *
 
 x, groups = torch.ones(2), torch.tensor([0, 0])
 cu = torch.tensor([0, 1, 2])
-paid, charged, verdicts = Rewards({"r": x}), Costs({"c": x}), Verifiers({"v": x})
+paid, charged = Rewards({"r": x}), Costs({"c": x})
 scores, costs = [[mp.Score("r", 1.0)]], [[mp.Cost("c", 1.0)]]
 batch = mp.pack([])
 paid + charged  # no
@@ -69,10 +68,9 @@ sample.costs = costs[0]
 sample.costs = scores[0]  # no
 sample.rewards = costs[0]  # no
 batch.costs[0][0].value
-verdicts.paid("v").tensor("v")
 Rewards.of([sample])
 typed: Costs = Rewards({"r": x})  # no
-other: Costs = charged.clipped(0.0, 1.0).scaled({"c": 2.0}).total()
+other: Costs = charged.map(torch.relu).total()
 """
 
 
@@ -148,28 +146,23 @@ def test_no_type_is_another():
 
 
 def test_what_it_holds_does_not_change():
-    numbers, units = {"c": torch.tensor([1.0, 2.0], requires_grad=True)}, {"c": "violations"}
-    costs = Costs(numbers, units)
-    numbers["d"], units["c"] = torch.ones(3), "seconds"
-    costs.units["c"] = "seconds"
-    assert costs.names == ("c",) and costs.units == {"c": "violations"}
+    numbers = {"c": torch.tensor([1.0, 2.0], requires_grad=True)}
+    costs = Costs(numbers)
+    numbers["d"] = torch.ones(3)
+    assert costs.names == ("c",)
     assert costs.mean() == {"c": 1.5} and costs.sums() == ({"c": 3.0}, 2)
-    assert repr(costs) == "Costs('c' [violations]; 2 per sample)"
+    assert repr(costs) == "Costs('c'; 2 per sample)"
 
 
-def test_each_change_keeps_type_names_and_units():
+def test_each_change_keeps_type_and_names():
     x = torch.tensor([-3.0, 0.5, 4.0])
-    for cls in (Rewards, Costs, Verifiers):
-        scores = cls({"a": x, "b": 2 * x}, {"a": "points"})
-        clipped = scores.clipped(-1.0, 1.0)
-        assert type(clipped) is cls and clipped.units == {"a": "points", "b": ""}
+    for cls in (Rewards, Costs):
+        scores = cls({"a": x, "b": 2 * x})
+        clipped = scores.map(lambda value: value.clamp(-1.0, 1.0))
+        assert type(clipped) is cls
         assert clipped.mean() == {"a": 0.5 / 3, "b": 1.0 / 3}
-        scaled = scores.scaled({"a": 0.5}, "share")
-        assert type(scaled) is cls and scaled.units == {"a": "share", "b": ""}
-        assert scaled.mean() == {"a": 0.25, "b": 1.0}
-        total = scores.total({"b": 0.5, "a": 2.0}, name="all", unit="points")
-        assert type(total) is cls and total.units == {"all": "points"}
-        assert total.mean() == {"all": 1.5}
+        total = scores.total({"b": 0.5, "a": 2.0}, name="all")
+        assert type(total) is cls and total.mean() == {"all": 1.5}
         assert scores.select("b").names == ("b",)
         assert scores.to("cpu").names == ("a", "b")
 
@@ -221,12 +214,13 @@ def test_scores_of_samples():
     one, two = full_sample("one"), full_sample("two")
     one.costs = [mp.Cost("harm", 1.0), mp.Cost("harm", 0.5, {"turn": 1}), mp.Cost("slow", 2.0)]
     two.costs = [mp.Cost("harm", 0.0)]
-    with pytest.raises(ArgumentError, match=r"'two' has none of 'slow' among its costs"):
+    with pytest.raises(ArgumentError, match="sample 'two' has no cost 'slow'"):
         Costs.of([one, two])
     assert Costs.of([one, two], missing=0.0).mean() == {"harm": 0.75, "slow": 1.0}
     assert Costs.of([one, two], names=["harm"]).names == ("harm",)
     assert Rewards.of([one, two]).tensor("exact").tolist() == [1.0, 1.0]
-    assert Verifiers.of([one]).paid("format").tensor("format").tolist() == [1.0]
+    verdicts = mp.score_columns([one.verifiers], ["format"])
+    assert Rewards(verdicts).tensor("format").tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -240,16 +234,10 @@ def test_scores_of_samples():
         (lambda: Costs({"c": torch.ones(1).long()}), "int64"),
         (lambda: Costs({"c": torch.tensor([0.0, float("nan")])}), "'c' is nan at 1"),
         (lambda: Costs({"a": torch.ones(1), "b": torch.ones(2)}), "the first is"),
-        (lambda: Costs({"a": torch.ones(1)}, {"b": "points"}), "units are"),
         (lambda: Costs({"a": torch.ones(1)}, per="turn"), "per is 'turn'"),
-        (lambda: CHARGED.clipped(), "neither low nor high"),
-        (lambda: CHARGED.clipped(2.0, 1.0), "swap"),
-        (lambda: CHARGED.clipped(float("nan")), "low is nan"),
-        (lambda: CHARGED.scaled({"c": -1.0}), "the sign of a cost"),
-        (lambda: CHARGED.scaled({"c": 0.0}), "above 0"),
-        (lambda: CHARGED.scaled({"d": 1.0}), "a name is 'd'"),
         (lambda: CHARGED.total({"c": -1.0}), "the sign of a cost"),
         (lambda: CHARGED.total({}), "an empty dict"),
+        (lambda: CHARGED.total({"d": 1.0}), "a name is 'd'"),
         (lambda: CHARGED.select("d"), "a name is 'd'"),
         (lambda: CHARGED.select(), "an empty dict"),
         (lambda: CHARGED.per_sample(CU), "per sample already"),
@@ -314,10 +302,10 @@ def test_costs_land_where_scores_of_their_scope_would(layout):
 
 def test_costs_per_sample_are_scattered_and_come_back():
     batch = mp.pack(scattered_samples())
-    costs = Costs({"harm": torch.tensor([1.0, 0.25]), "slow": torch.tensor([0.0, 3.0])}, "points")
+    costs = Costs({"harm": torch.tensor([1.0, 0.25]), "slow": torch.tensor([0.0, 3.0])})
     tokens = mp.scatter_costs(batch, costs, at="mean")
     again = tokens.per_sample(batch.cu_loss)
-    assert again.units == costs.units and again.sums() == costs.sums()
+    assert again.sums() == costs.sums()
     assert mp.scatter_costs(batch, costs, names=["slow"]).names == ("slow",)
 
 

@@ -159,7 +159,7 @@ def test_opcheck(device):
     torch.library.opcheck(
         torch.ops.mmpack.segment_conv1d.default, (x, weight, bias, plan.previous, True)
     )
-    arguments = (upstream, x, weight, bias, plan.previous, *plan.far, True, True)
+    arguments = (upstream, x, weight, bias, plan.previous, True, *plan.far, True)
     torch.library.opcheck(torch.ops.mmpack.segment_conv1d_backward.default, arguments)
 
 

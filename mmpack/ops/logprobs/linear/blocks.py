@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.call import Call, Statistics, gradients_of
 from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.linear.call import Call, Statistics, gradients_of
 from mmpack.ops.logprobs.row_groups import by_slot
 
 # What a block takes by default, of the logits in two bytes; some of a twentieth is left for [N] values.

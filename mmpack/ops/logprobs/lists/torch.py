@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.lists.call import HiddenCall, Lists, Runs, Statistics, Window
 from mmpack.ops.logprobs.softmax import LOWEST
 from mmpack.ops.rows.inverse import Inverse
 from mmpack.ops.rows.torch import sum_rows
 from mmpack.ops.segments import segment_sum
-from mmpack.ops.support_logprobs.call import HiddenCall, Lists, Runs, Statistics, Window
 
 # Entries of one product: a fixed count, so that an entry's bits don't depend on how many there are.
 ENTRIES_CPU = 64

@@ -12,49 +12,32 @@ import torch
 from torch import Tensor
 
 from mmpack.ops.backend import implementation
-from mmpack.ops.linear_logprobs.shards import ordered_sum, take_owned
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
+from mmpack.ops.logprobs.arguments import Tokens
+from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
+from mmpack.ops.logprobs.linear.call import Gradients, Head
+from mmpack.ops.logprobs.linear.shards import ordered_sum, take_owned
+from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS, products
+from mmpack.ops.logprobs.lists.call import HiddenCall, Runs, Statistics, lists_of, runs_by
+from mmpack.ops.logprobs.lists.products import by_products, can_multiply
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
 from mmpack.ops.segments import segment_sum
-from mmpack.ops.support_logprobs import SUPPORT_LOGPROBS, products
-from mmpack.ops.support_logprobs.call import HiddenCall, Needs, Runs, Statistics, lists_of, runs_by
-from mmpack.ops.support_logprobs.route import by_products, can_multiply
-
-TENSORS = HiddenCall._fields.index("distinct")  # before the options
 
 
-def from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    support: Support,
-    targets: Tensor,
-    temperature: Tensor,
-    rows: Tensor | None,
-    distinct: bool,
-    softcap: float | None,
-    entropy: bool,
-    shard: tuple[int, int, str],
-) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments.
-
-    `rows` [N] or None; `distinct`: none repeats. `shard`: first column of this weight, V, name of the group.
-    """
+def from_hidden(head: Head, support: Support, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
+    hidden, weight, bias, softcap = head[:4]
     dtype = torch.promote_types(hidden.dtype, weight.dtype)
     # by the whole vocabulary, so that values are the same bits for any number of ranks
-    multiply = by_products(targets.shape[0], support.ids.shape[0], shard[1], hidden.device, dtype)
+    count, entries = tokens.targets.shape[0], support.ids.shape[0]
+    multiply = by_products(count, entries, head.vocab, hidden.device, dtype)
     call = HiddenCall(
-        hidden, weight, bias, *lists_of(support, targets), temperature, rows, distinct, multiply,
-        softcap, entropy, *shard,
+        hidden, weight, bias, *lists_of(support, tokens.targets), tokens.scale, tokens.row_of_each,
+        tokens.distinct, multiply, softcap, bool(tokens.entropy), *head.shard,
     )  # fmt: skip
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = _op(*call)
     return logprobs, entropies.to(logprobs.dtype)
 
 
-@torch.library.custom_op(f"{NAMESPACE}::support_linear_logprobs", mutates_args=())
-@flat
 def _forward(call: HiddenCall) -> Statistics:
     path = _path(call)
     found = products.entry_logits(path, call) if _multiplies(call) else path.dots(call)
@@ -64,9 +47,7 @@ def _forward(call: HiddenCall) -> Statistics:
     return made
 
 
-@_forward.register_fake
-@flat
-def _(call: HiddenCall) -> Statistics:
+def _fake(call: HiddenCall) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     return Statistics(
         hidden.new_empty(count, dtype=call.dtype),
@@ -77,12 +58,7 @@ def _(call: HiddenCall) -> Statistics:
     )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::support_linear_logprobs_backward", mutates_args=())
-@flat
-def _backward(
-    given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to hidden, weight and bias; [0] for those not asked for."""
+def _backward(given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs) -> Gradients:
     path = _path(call)
     slopes = path.slopes(call.lists, given, statistics, call.softcap)
     columns = call.columns
@@ -106,23 +82,7 @@ def _backward(
         # One run more, of the entries of other ranks.
         offsets = torch.nn.functional.pad(by_id.offsets, (0, 1), value=len(slopes))
         bias = segment_sum(slopes[by_id.order], offsets)[:-1].to(call.bias.dtype)
-    like = call.hidden, call.weight, call.hidden if call.bias is None else call.bias
-    made = zip((hidden, weight, bias), like, strict=True)
-    a, b, c = (x.new_empty(0) if g is None else g for g, x in made)
-    return a, b, c
-
-
-@_backward.register_fake
-@flat
-def _(
-    given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight, bias = call.hidden, call.weight, call.bias
-    return (
-        hidden.new_empty(hidden.shape if needs.to_hidden else 0),
-        weight.new_empty(weight.shape if needs.to_weight else 0),
-        hidden.new_empty(0) if bias is None else bias.new_empty(bias.shape if needs.to_bias else 0),
-    )
+    return Gradients(hidden, weight, bias)
 
 
 def _to_hidden(
@@ -157,21 +117,5 @@ def _factors(call: HiddenCall) -> torch.dtype:
     return torch.promote_types(call.hidden.dtype, call.weight.dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, HiddenCall(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = HiddenCall(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    needs = Needs(*ctx.needs_input_grad[: len(Needs._fields)])
-    found = _backward(*given, *call, *statistics, *needs)
-    grads = (g if need else None for g, need in zip(found, needs, strict=True))
-    return *grads, *(None,) * (len(call) - len(needs))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_gradients = gradients_to_head("support_linear_logprobs_backward", _backward)
+_op = define("support_linear_logprobs", _forward, _fake, _gradients)

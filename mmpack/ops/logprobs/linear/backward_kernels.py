@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.blocks import Block, LiveFirst
-from mmpack.ops.linear_logprobs.call import Call, Statistics
-from mmpack.ops.linear_logprobs.product_kernels import Operands, live_rows
-from mmpack.ops.linear_logprobs.tiles import (
+from mmpack.ops.logprobs.linear.blocks import Block, LiveFirst
+from mmpack.ops.logprobs.linear.call import Call, Statistics
+from mmpack.ops.logprobs.linear.product_kernels import Operands, live_rows
+from mmpack.ops.logprobs.linear.tiles import (
     LOG2_E,
     dot,
     place,

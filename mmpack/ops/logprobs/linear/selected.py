@@ -11,27 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops import invariance
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import check_tensors
-from mmpack.ops.linear_logprobs import LINEAR_SELECTED_LOGPROBS
-from mmpack.ops.linear_logprobs.call import Call, Needs, Statistics
-from mmpack.ops.logprobs.arguments import check_arguments, check_support
-from mmpack.ops.logprobs.autograd import Incoming, incoming, keep
-from mmpack.ops.logprobs.call import runtime_scalar
-from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
+from mmpack.ops.logprobs.arguments import Tokens, check_support
+from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
+from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
+from mmpack.ops.logprobs.linear.call import Call, Gradients, Head, Statistics
+from mmpack.ops.logprobs.lists.hidden import from_hidden
+from mmpack.ops.logprobs.row_groups import RowGroups
 from mmpack.ops.logprobs.support import Support
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
-from mmpack.ops.support_logprobs.hidden import from_hidden
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "linear_selected_logprobs"
-OPTIONAL = ("bias", "rows", "rows_unique", "row_inverse")
-TENSORS = Call._fields.index("temperature")  # before the options
 
 
 def linear_selected_logprobs(
@@ -70,7 +64,7 @@ def linear_selected_logprobs(
         support: the ids that the sampler left for each target, `PackedBatch.kept_ids`. The softmax and the entropy are
             over these alone. Only their rows of `weight` are read, and have a gradient other than 0; `memory_budget`
             does nothing, and values are the same bits for any number of ranks. Where the lists are so long that
-            products with the whole weight cost less (`ops/support_logprobs/route.py`: on an H200 in bf16 from a mean
+            products with the whole weight cost less (`ops/logprobs/lists/products.py`: on an H200 in bf16 from a mean
             of V / 123 ids), these are made, and with them a float32 sum of the size of `weight`.
 
     Returns [N] float32 (float64 for float64 inputs), or (logprobs, entropy in nats). The gradient to `hidden` is
@@ -94,45 +88,26 @@ def linear_selected_logprobs(
         >>> linear_selected_logprobs(hidden, weight, torch.tensor([1, 2]), rows=torch.tensor([0, 0]))
         tensor([-0.2395, -2.2395])
     """
-    check_tensors(
-        NAME, OPTIONAL, hidden=hidden, weight=weight, bias=bias, targets=targets, rows=rows,
-        rows_unique=rows_unique, row_inverse=row_inverse,
-    )  # fmt: skip
-    check_flag(NAME, "entropy", entropy)
-    shard = check_head(NAME, hidden, weight, bias, softcap, memory_budget, group)
-    num_rows, vocab = hidden.shape[0], shard[1]
-    check_arguments(NAME, (num_rows, vocab), targets, rows, rows_unique, row_inverse, temperature)
-    if support is not None:
-        check_support(NAME, support, targets, vocab)
-        distinct = rows is None
-        if rows_unique is not None and row_inverse is not None:
-            rows = rows_unique.index_select(0, row_inverse)
-            distinct = len(rows_unique) == len(row_inverse)
-        found = from_hidden(
-            hidden, weight, bias, support, targets, runtime_scalar(temperature, hidden.device), rows, distinct,
-            softcap, bool(entropy), shard,
-        )  # fmt: skip
-        return found if entropy else found[0]
-    groups = make_row_groups(num_rows, rows, rows_unique, row_inverse)
-    logprobs, entropies = from_groups(
-        hidden, weight, bias, targets, groups, temperature, softcap, entropy, memory_budget, shard
+    tokens = Tokens(targets, rows, rows_unique, row_inverse, temperature, entropy)
+    head = check_head(
+        NAME, Head(hidden, weight, bias, softcap, 0, 0, ""), tokens, memory_budget, group
     )
+    if support is not None:
+        check_support(NAME, support, targets, head.vocab)
+        logprobs, entropies = from_hidden(head, support, tokens)
+    else:
+        logprobs, entropies = from_groups(
+            head, targets, tokens.groups(hidden.shape[0]), temperature, entropy, memory_budget
+        )
     return (logprobs, entropies) if entropy else logprobs
 
 
 def check_head(
-    what: str,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    softcap: float | None,
-    memory_budget: int | None,
-    group: ProcessGroup | None,
-) -> tuple[int, int, str]:
-    """First column of this rank's weight, V, and the name of the group ("": one rank).
-
-    Raises ArgumentError for what makes no logits.
-    """
+    what: str, head: Head, tokens: Tokens, memory_budget: int | None, group: ProcessGroup | None
+) -> Head:
+    """The head with the place of its shard in `group`. Raises ArgumentError for what makes no logits of the tokens."""
+    hidden, weight, bias, softcap = head[:4]
+    tokens.check(what, hidden=hidden, weight=weight, bias=bias)
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ArgumentError(
             f"{what}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
@@ -153,25 +128,25 @@ def check_head(
     if memory_budget is not None:
         check_number(what, "memory_budget", memory_budget, least=0, fix="pass bytes, or None")
     shard = weight.shape[0]
-    if group is None:
-        return 0, shard, ""
-    _check_group(what, group)
-    return group.rank() * shard, group.size() * shard, group.group_name
+    head = head._replace(vocab=shard)
+    if group is not None:
+        _check_group(what, group)
+        first, vocab = group.rank() * shard, group.size() * shard
+        head = Head(hidden, weight, bias, softcap, first, vocab, group.group_name)
+    tokens.check_values(what, hidden.shape[0], head.vocab)
+    return head
 
 
 def from_groups(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    head: Head,
     targets: Tensor,
     groups: RowGroups,
     temperature: float,
-    softcap: float | None,
     entropy: bool,
     memory_budget: int | None,
-    shard: tuple[int, int, str],
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments; `shard` as of `check_head`."""
+    """Logprobs [N], and entropies [N], or [0] unless asked for, of checked arguments."""
+    hidden, weight, bias, softcap = head[:4]
     inputs = (hidden, weight) if bias is None else (hidden, weight, bias)
     differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     count = hidden.shape[0] if groups.rows is None else groups.rows.shape[0]
@@ -180,9 +155,9 @@ def from_groups(
     store = differentiable and count * weight.shape[0] * 2 <= budget
     call = Call(
         hidden, weight, bias, targets.long(), *groups, float(temperature), softcap, bool(entropy),
-        store, budget, *shard,
+        store, budget, *head.shard,
     )  # fmt: skip
-    logprobs, entropies, *_ = _forward(*call)
+    logprobs, entropies, *_ = _op(*call)
     invariance.hold(logprobs)
     invariance.hold(entropies)
     return logprobs, entropies
@@ -196,15 +171,7 @@ def _check_group(what: str, group: Any) -> None:
         )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs", mutates_args=())
-@flat
-def _forward(call: Call) -> Statistics:
-    return _path(call).forward(call)
-
-
-@_forward.register_fake
-@flat
-def _(call: Call) -> Statistics:
+def _fake(call: Call) -> Statistics:
     hidden, count = call.hidden, call.targets.shape[0]
     dtype = torch.promote_types(torch.promote_types(hidden.dtype, call.weight.dtype), torch.float32)
     stored, tiles = [0, 0], [0, 0]
@@ -223,29 +190,9 @@ def _(call: Call) -> Statistics:
     )
 
 
-@torch.library.custom_op(f"{NAMESPACE}::linear_selected_logprobs_backward", mutates_args=())
-@flat
-def _backward(
-    given: Incoming, call: Call, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to hidden, weight and bias; [0] for those not asked for."""
-    found = _path(call).backward(given, call, statistics, needs)
-    like = call.hidden, call.weight, call.hidden if call.bias is None else call.bias
-    a, b, c = (x.new_empty(0) if g is None else g for g, x in zip(found, like, strict=True))
-    return a, b, c
-
-
-@_backward.register_fake
-@flat
-def _(
-    given: Incoming, call: Call, statistics: Statistics, needs: Needs
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight, bias = call.hidden, call.weight, call.bias
-    return (
-        hidden.new_empty(hidden.shape if needs.to_hidden else 0),
-        weight.new_empty(weight.shape if needs.to_weight else 0),
-        hidden.new_empty(0) if bias is None else bias.new_empty(bias.shape if needs.to_bias else 0),
-    )
+def _backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) -> Gradients:
+    found: Gradients = _path(call).backward(given, call, statistics, needs)
+    return found
 
 
 def _path(call: Call) -> Any:
@@ -254,21 +201,5 @@ def _path(call: Call) -> Any:
     return implementation(LINEAR_SELECTED_LOGPROBS, call.hidden.device, dtype)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.options = inputs[:TENSORS], inputs[TENSORS:]
-    keep(ctx, tensors, output, Call(*inputs).entropy)
-
-
-def _autograd(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    call, statistics = Call(*saved[:TENSORS], *ctx.options), Statistics(*saved[TENSORS:])
-    given = incoming(statistics.logprobs, grad_logprobs, grad_entropies, call.entropy)
-    needs = Needs(*ctx.needs_input_grad[: len(Needs._fields)])
-    found = _backward(*given, *call, *statistics, *needs)
-    grads = (g if need else None for g, need in zip(found, needs, strict=True))
-    return *grads, *(None,) * (len(call) - len(needs))
-
-
-_forward.register_autograd(_autograd, setup_context=_setup_context)
+_gradients = gradients_to_head("linear_selected_logprobs_backward", _backward)
+_op = define(NAME, lambda call: _path(call).forward(call), _fake, _gradients)

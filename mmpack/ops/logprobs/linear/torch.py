@@ -6,34 +6,19 @@ of other ranks too. Products are summed in fp32 or better, whatever the inputs a
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Needs, Statistics, gradients_of
-from mmpack.ops.linear_logprobs.shards import ordered_sum, stack_ranks, take_owned
-from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.autograd import Incoming, Needs
 from mmpack.ops.logprobs.gradients import row_gradient
+from mmpack.ops.logprobs.linear.call import Call, Gradients, Head, Statistics, gradients_of
+from mmpack.ops.logprobs.linear.shards import ordered_sum, stack_ranks, take_owned
 from mmpack.ops.logprobs.row_groups import by_slot, slots_of
 from mmpack.ops.logprobs.softmax import LOWEST, pad_columns
 
 CHUNK_ROWS_CPU = 64
 CHUNK_ROWS_GPU = 256
 BLOCK_COLUMNS = 16384  # of the vocabulary: bounds what is upcast or summed at a time
-
-
-class Head(Protocol):
-    """What logits are made of: the fields of a call."""
-
-    @property
-    def hidden(self) -> Tensor: ...
-    @property
-    def weight(self) -> Tensor: ...
-    @property
-    def bias(self) -> Tensor | None: ...
-    @property
-    def softcap(self) -> float | None: ...
 
 
 def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[int], list[int]]:
@@ -44,7 +29,7 @@ def stored_shapes(count: int, vocab: int, device: torch.device) -> tuple[list[in
 def forward(call: Call) -> Statistics:
     """Statistics in nats, over the ranks of a split vocabulary; nothing is stored."""
     hidden, columns, temperature = call.hidden, call.columns, call.temperature
-    chunk_rows, product = _chunk_rows(hidden), product_dtype(call)
+    chunk_rows, product = _chunk_rows(hidden), product_dtype(call.head)
     slots = slots_of(call.groups, len(hidden), len(columns), hidden.device, chunk_rows)
     dtype = torch.promote_types(product, torch.float32)
     blocks = blocks_of(len(call.weight))
@@ -58,7 +43,7 @@ def forward(call: Call) -> Statistics:
             chunk = slice(start, start + chunk_rows)
             x = hidden.index_select(0, slots.rows[chunk])
             for i, block in enumerate(blocks):
-                z = block_logits(call, x, block, product)
+                z = block_logits(call.head, x, block, product)
                 inside, place, column = _tokens_of(slots.of, start, chunk_rows, columns, block)
                 chosen = torch.where(inside, z[place, column], chosen)
                 z = z[:-1]
@@ -88,7 +73,7 @@ def backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) 
     slots, at_targets = found.slots, found.at_targets.to(dtype)
     maximum, log_total = by_slot(statistics.maximum, slots), by_slot(statistics.log_total, slots)
 
-    product, blocks = product_dtype(call), blocks_of(len(weight))
+    product, blocks = product_dtype(call.head), blocks_of(len(weight))
     to_hidden = hidden.new_zeros(num_rows + 1, width) if needs.to_hidden else None
     to_weight = weight.new_zeros(weight.shape, dtype=dtype) if needs.to_weight else None
     to_bias = None
@@ -101,7 +86,7 @@ def backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) 
             masked = x.masked_fill(~live, 0.0)
             total = torch.zeros(len(x), width, dtype=dtype, device=hidden.device)
             for block in blocks:
-                z = block_logits(call, x, block, product)
+                z = block_logits(call.head, x, block, product)
                 slope = None if call.softcap is None else 1 - (z[:-1] / call.softcap) ** 2
                 grad = row_gradient(z[:-1], maximum, log_total, found, chunk, call.temperature)
                 if slope is not None:
@@ -144,24 +129,24 @@ def _chunk_rows(hidden: Tensor) -> int:
     return CHUNK_ROWS_CPU if hidden.device.type == "cpu" else CHUNK_ROWS_GPU
 
 
-def block_logits(call: Head, x: Tensor, block: slice, product: torch.dtype) -> Tensor:
+def block_logits(head: Head, x: Tensor, block: slice, product: torch.dtype) -> Tensor:
     """Logits of a chunk x [C, H] as [C + 1, columns padded]; padding holds -inf, the last row is scratch."""
     columns = block.stop - block.start
     shape = len(x) + 1, columns + pad_columns(columns)
     z = torch.empty(shape, dtype=torch.promote_types(product, torch.float32), device=x.device)
     z[:, columns:] = -torch.inf
-    z[:-1, :columns] = product_of(x, call.weight[block].T, product)
-    if call.bias is not None:
-        z[:-1, :columns] += call.bias[block]
-    if call.softcap is not None:
-        z[:-1, :columns].div_(call.softcap).tanh_().mul_(call.softcap)
+    z[:-1, :columns] = product_of(x, head.weight[block].T, product)
+    if head.bias is not None:
+        z[:-1, :columns] += head.bias[block]
+    if head.softcap is not None:
+        z[:-1, :columns].div_(head.softcap).tanh_().mul_(head.softcap)
     return z
 
 
-def product_dtype(call: Head) -> torch.dtype:
+def product_dtype(head: Head) -> torch.dtype:
     """What factors are cast to: on a GPU bf16 stays bf16, all else is at least float32."""
-    a, b = call.hidden.dtype, call.weight.dtype
-    if call.hidden.device.type != "cpu" and a == b == torch.bfloat16:
+    a, b = head.hidden.dtype, head.weight.dtype
+    if head.hidden.device.type != "cpu" and a == b == torch.bfloat16:
         return torch.bfloat16
     return torch.promote_types(torch.promote_types(a, b), torch.float32)
 

@@ -1,6 +1,6 @@
 """Selected log-probabilities of hidden states [T, H] and an output weight [V, H]: logits never exist.
 
-Read linear.py (the public function and its op), call.py (the record of a call), torch.py (the plain version), then
+Read selected.py (the public function and its op), call.py (the record of a call), torch.py (the plain version), then
 triton.py (the order of the kernels), tiles.py, forward_kernel.py, blocks.py, backward_kernels.py, product_kernels.py.
 shards.py joins ranks that the vocabulary is split over.
 """

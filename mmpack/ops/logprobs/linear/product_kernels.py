@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mmpack.ops.linear_logprobs.blocks import Block
-from mmpack.ops.linear_logprobs.tiles import (
+from mmpack.ops.logprobs.linear.blocks import Block
+from mmpack.ops.logprobs.linear.tiles import (
     HOPPER,
     dot,
     place,

@@ -11,6 +11,22 @@ from mmpack.ops.logprobs.gradients import SlotGradients, slot_gradients
 from mmpack.ops.logprobs.row_groups import RowGroups
 
 
+class Head(NamedTuple):
+    """What logits are made of: hidden states, this rank's part of the output weight, and where that part lies."""
+
+    hidden: Tensor  # [T, H]
+    weight: Tensor  # [V / ranks, H]
+    bias: Tensor | None  # [V / ranks]
+    softcap: float | None
+    first_column: int  # of this rank, in the whole vocabulary
+    vocab: int  # V
+    group: str  # name of the process group; "": one rank
+
+    @property
+    def shard(self) -> tuple[int, int, str]:
+        return self[4:]
+
+
 class Call(NamedTuple):
     """Tensors first, then options: what the custom ops take, in this order.
 
@@ -33,6 +49,10 @@ class Call(NamedTuple):
     first_column: int  # of this rank, in the whole vocabulary
     vocab: int  # V
     group: str  # name of the process group; "": one rank
+
+    @property
+    def head(self) -> Head:
+        return Head(*self[:3], self.softcap, *self[-3:])
 
     @property
     def groups(self) -> RowGroups:
@@ -63,14 +83,6 @@ class Statistics(NamedTuple):
     chosen: Tensor  # the target's logit, before the temperature
     stored: Tensor  # [S, columns of whole tiles] probabilities relative to their tile's maximum
     tile_maximum: Tensor  # [tiles, S] float32
-
-
-class Needs(NamedTuple):
-    """Which gradients are asked for."""
-
-    to_hidden: bool
-    to_weight: bool
-    to_bias: bool
 
 
 class Gradients(NamedTuple):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmpack.ops.logprobs.linear.call import Head
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import entry_segments
 
@@ -42,12 +43,16 @@ class HiddenCall(NamedTuple):
     temperature: Tensor
     rows: Tensor | None  # [N], None: token n reads row n
     distinct: bool  # no row repeats
-    products: bool  # multiply the whole head where it can be done, see route.py
+    products: bool  # multiply the whole head where it can be done, see products.py
     softcap: float | None
     entropy: bool
     first_column: int  # of this rank, in the whole vocabulary
     vocab: int  # V
     group: str  # name of the process group; "": one rank
+
+    @property
+    def head(self) -> Head:
+        return Head(*self[:3], self.softcap, *self[-3:])
 
     @property
     def lists(self) -> Lists:
@@ -124,14 +129,6 @@ class Window(NamedTuple):
     rows: int
     first_column: int
     columns: int
-
-
-class Needs(NamedTuple):
-    """Which gradients are asked for."""
-
-    to_hidden: bool
-    to_weight: bool
-    to_bias: bool
 
 
 class Runs(NamedTuple):

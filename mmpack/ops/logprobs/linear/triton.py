@@ -10,14 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from mmpack.ops.linear_logprobs import backward_kernels as backwards
-from mmpack.ops.linear_logprobs import forward_kernel as forwards
-from mmpack.ops.linear_logprobs import product_kernels as products
-from mmpack.ops.linear_logprobs.blocks import Block, LiveFirst, live_first, plan_blocks
-from mmpack.ops.linear_logprobs.call import Call, Gradients, Needs, Statistics
-from mmpack.ops.linear_logprobs.shards import ordered_sum, stack_ranks, take_owned
-from mmpack.ops.linear_logprobs.tiles import LOG2_E, aligned, tiles_of
-from mmpack.ops.logprobs.autograd import Incoming
+from mmpack.ops.logprobs.autograd import Incoming, Needs
+from mmpack.ops.logprobs.linear import backward_kernels as backwards
+from mmpack.ops.logprobs.linear import forward_kernel as forwards
+from mmpack.ops.logprobs.linear import product_kernels as products
+from mmpack.ops.logprobs.linear.blocks import Block, LiveFirst, live_first, plan_blocks
+from mmpack.ops.logprobs.linear.call import Call, Gradients, Statistics
+from mmpack.ops.logprobs.linear.shards import ordered_sum, stack_ranks, take_owned
+from mmpack.ops.logprobs.linear.tiles import LOG2_E, aligned, tiles_of
 from mmpack.ops.logprobs.row_groups import slots_of
 
 

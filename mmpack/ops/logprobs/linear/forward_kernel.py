@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mmpack.ops.linear_logprobs.tiles import (
+from mmpack.ops.logprobs.linear.tiles import (
     LN_2,
     LOG2_E,
     LOWEST,

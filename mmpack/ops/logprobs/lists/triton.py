@@ -7,9 +7,9 @@ import triton
 from torch import Tensor
 
 from mmpack.ops.logprobs.autograd import Incoming
-from mmpack.ops.support_logprobs import list_kernels as kernels
-from mmpack.ops.support_logprobs import sum_kernels as sums
-from mmpack.ops.support_logprobs.call import HiddenCall, Lists, Runs, Statistics, Window
+from mmpack.ops.logprobs.lists import list_kernels as kernels
+from mmpack.ops.logprobs.lists import sum_kernels as sums
+from mmpack.ops.logprobs.lists.call import HiddenCall, Lists, Runs, Statistics, Window
 
 LANES = 64  # entries of a list at a time; most lists are shorter
 LONG_LANES = 1024  # where lists are long

@@ -1,6 +1,6 @@
 """Selected log-probabilities over the ids of a ragged list per loss token; the rest of the vocabulary is not touched.
 
-Read call.py (the records), hidden.py (from hidden states; its op) and logits.py (from logits), route.py (when the whole
+Read call.py (the records), hidden.py (from hidden states; its op) and logits.py (from logits), products.py (the whole
 head is multiplied instead), torch.py (the plain version), then triton.py, list_kernels.py and sum_kernels.py.
 `selected_logprobs` and `linear_selected_logprobs` come here where they are given `support`.
 """

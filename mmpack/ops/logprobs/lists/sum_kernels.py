@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mmpack.ops.linear_logprobs.tiles import cap
+from mmpack.ops.logprobs.linear.tiles import cap
 
 PIECE = 256  # entries that one program adds up
 COLUMNS = 1024
