@@ -173,7 +173,7 @@ def _check(
 def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
     """How many frames the plan's reader counts in this stream."""
     reading = read_as(plan.reader, video, packets)
-    return reading.counted(policy_of(plan.policy).checks_end)[0]
+    return reading.counted(policy_of(plan.policy).engine)[0]
 
 
 def _decoder(backend: str) -> str:
