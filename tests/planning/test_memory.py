@@ -1,6 +1,8 @@
 """Bytes of a pack from a config: what was measured at 7B, budgets that are met to the row, and what is refused."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +52,23 @@ def test_the_peak_measured_at_7b():
     others = model.peak(LOAD) - (model.layers - 1) * rows * row.input
     assert inside < others
     assert 16.6e9 + (16.6e9 - embedding - tower) + others == pytest.approx(42e9, rel=0.05)
+
+
+def test_the_terms_are_those_of_the_page():
+    """Bytes a row at 7B, as docs/memory.md lists them."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
+    said = [
+        int(n.replace(",", "")) for n in re.findall(r"^\|.* \| ([\d,]+) \|$", text, re.MULTILINE)
+    ]
+    model, per_row = memory_model(CONFIG_7B), Load(rows=1, loss_tokens=0)
+    layer = model.layer
+    assert [layer.input, layer.kept, layer.key, layer.backward, layer.mlp] == [
+        said[0],
+        said[1] + said[2] + said[4],
+        said[3],
+        *said[5:],
+    ]
+    assert model.peak(per_row, grad=False) == model.rotary + model.held + layer.mlp
 
 
 def test_without_gradients_packs_are_several_times_larger():
