@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError
-from mmpack.planning.balance import _PARTNERS, _largest_differencing, balance
+from mmpack.planning.balance import _PARTNERS, _best_pair, _largest_differencing, balance
 
 
 def least_largest(costs, ranks, equal_counts):
@@ -95,6 +95,26 @@ def test_differencing_is_karmarkar_and_karp_s(costs, ranks):
     parts = _largest_differencing(values.tolist(), ranks)
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(costs)))
     assert sorted(values[part].sum() for part in parts) == pytest.approx(differenced(costs, ranks))
+
+
+few = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(few, few, st.booleans())
+def test_the_exchange_taken_is_the_best_of_all(one, other, equal_counts):
+    heavy, light = sorted((one, other), key=sum, reverse=True)
+    gap = sum(heavy) - sum(light)
+    values, at = np.array([*heavy, *light], float), np.arange(len(heavy) + len(light))
+    mine, theirs = at[: len(heavy)], at[len(heavy) :]
+    offered = [*light] + [0] * (not equal_counts)
+    left = [abs(gap - 2 * (h - p)) for h in heavy for p in offered if 0 < h - p < gap]
+    found = _best_pair(values, mine, theirs, float(gap), 0.0, equal_counts)
+    if found is None:
+        assert not left
+    else:
+        assert abs(values[found[0]].sum() - values[found[1]].sum()) == min(left)
+        assert sorted([*found[0], *found[1]]) == at.tolist()
+        assert not equal_counts or len(found[0]) == len(heavy)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=14), st.integers(2, 5), st.booleans())

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError, PlanError
 from mmpack.planning.memory import Load, largest_pack, memory_model
@@ -69,6 +71,71 @@ def test_the_terms_are_those_of_the_page():
         *said[5:],
     ]
     assert model.peak(per_row, grad=False) == model.rotary + model.held + layer.mlp
+
+
+def walked(model, load, kept, kept_blocks, selective, train_tower):
+    """The most that is held on a walk through tower, decoder, head and back, layer by layer."""
+    rows, keys, tower = load.rows, max(load.keys, load.rows), model.tower
+    chunks = max(load.chunks, -(-rows // 64))
+    layers = [model.linear if i in model.linear_at else model.layer for i in range(model.layers)]
+    whole = [layer.activations(rows, keys, chunks, load.branches) for layer in layers]
+    stay = [rows * layer.input for layer in layers]
+    for i, layer in enumerate(layers):
+        if i >= model.layers - kept:
+            stay[i] = whole[i]
+        elif i >= model.layers - kept - selective:
+            stay[i] += layer.outputs(rows, chunks)
+    now, peaks, blocks = 0, [], []
+    if tower is not None:
+        encoded = load.patches // 4
+        now += (encoded + tower.copies * max(encoded, load.vision_rows)) * tower.features
+        one = tower.block.activations(load.patches, load.patches)
+        if train_tower:
+            recomputed = tower.blocks - kept_blocks
+            blocks = [load.patches * tower.block.input] * recomputed + [one] * kept_blocks
+            now += load.patches * (tower.pixels + tower.mergers) + sum(blocks)
+        else:
+            alone = tower.block.transient(load.patches, load.patches)
+            peaks.append(now + alone + load.patches * (tower.pixels + tower.tiles))
+    around = rows * (model.rotary + model.held)
+    now += around + sum(stay)
+    peaks.append(now + rows * (model.final_norm + 2 * model.width) + load.loss_tokens * model.head)
+    for i in reversed(range(model.layers)):
+        made = whole[i] if i < model.layers - kept else 0
+        peaks.append(now + made + layers[i].gradients(rows, chunks))
+        now -= stay[i]
+    now -= around
+    for i in reversed(range(len(blocks))):
+        made = one if i < tower.blocks - kept_blocks else 0
+        peaks.append(now + made + load.patches * tower.block.backward)
+        now -= blocks[i]
+    return max(peaks)
+
+
+numbers = st.integers(0, 40_000)
+
+
+@given(
+    st.sampled_from([CONFIG_7B, HYBRID, CONFIG_7B | {"vision_config": None}]),
+    st.builds(Load, *[numbers] * 7),
+    st.data(),
+    st.booleans(),
+)
+def test_the_peak_is_the_most_on_the_way(config, load, data, train_tower):
+    model = memory_model(config)
+    blocks = 0 if model.tower is None else model.tower.blocks
+    kept, kept_blocks = data.draw(st.integers(0, model.layers)), data.draw(st.integers(0, blocks))
+    given = (kept, kept_blocks, data.draw(st.integers(0, model.layers - kept)), train_tower)
+    names = ("kept", "kept_blocks", "selective", "train_tower")
+    said, found = (
+        model.peak(load, **dict(zip(names, given, strict=True))),
+        walked(model, load, *given),
+    )
+    if model.linear_at:  # inputs of layers that are gone are counted as if they were there
+        assert found <= said <= found + model.layers * load.rows * model.layer.input
+    else:
+        assert said == found
+    assert Load(load.rows, load.loss_tokens) == Load(load.rows, load.loss_tokens, 0, 0, 0, 0, 0)
 
 
 def test_without_gradients_packs_are_several_times_larger():
