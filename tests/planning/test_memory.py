@@ -112,6 +112,24 @@ def walked(model, load, kept, kept_blocks, selective, train_tower):
     return max(peaks)
 
 
+def walked_without_gradients(model, load):
+    """Tower, then layers one at a time, then the head; nothing stays but what the next one reads."""
+    rows, keys, tower = load.rows, max(load.keys, load.rows), model.tower
+    chunks, encoded = max(load.chunks, -(-rows // 64)), load.patches // 4
+    layers = {model.linear if i in model.linear_at else model.layer for i in range(model.layers)}
+    now = 0
+    peaks = []
+    if tower is not None:
+        now = (encoded + tower.copies * max(encoded, load.vision_rows)) * tower.features
+        now += load.patches * tower.tiles
+        block = tower.block.transient(load.patches, load.patches)
+        peaks.append(now + load.patches * tower.pixels + block)
+    now += rows * model.rotary + rows * model.held
+    peaks += [now + layer.transient(rows, keys, chunks) for layer in layers]
+    head = model.final_norm + model.width + model.width  # the rows before it and behind
+    return max(*peaks, now + rows * head + load.loss_tokens * model.head_forward)
+
+
 numbers = st.integers(0, 40_000)
 
 
@@ -135,6 +153,7 @@ def test_the_peak_is_the_most_on_the_way(config, load, data, train_tower):
         assert found <= said <= found + model.layers * load.rows * model.layer.input
     else:
         assert said == found
+    assert model.peak(load, grad=False) == walked_without_gradients(model, load)
     assert Load(load.rows, load.loss_tokens) == Load(load.rows, load.loss_tokens, 0, 0, 0, 0, 0)
 
 
