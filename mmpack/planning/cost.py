@@ -19,7 +19,7 @@ from mmpack.families import Family
 from mmpack.files import replaced
 from mmpack.planning.counts import Counts, Spans
 from mmpack.planning.flops import model_flops
-from mmpack.schema.saved import read_json
+from mmpack.schema.saved import read_saved
 
 Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, additive over samples
 
@@ -117,15 +117,8 @@ class CostModel:
     def load(cls, path: str | Path) -> CostModel:
         """Read what `save` wrote. Raises PlanError for a file that is none."""
         where = f"CostModel.load: {path}"
-        try:
-            document = read_json(Path(path), MAX_FILE)
-        except OSError as error:
-            raise PlanError(
-                f"{where} can't be read: {error.strerror}. Fix: name a cost file"
-            ) from None
-        except ValueError as error:
-            why = f"is not JSON that can be read ({error})"
-            raise PlanError(f"{where} {why}. Fix: name a file that CostModel.save wrote") from None
+        fix = "name a file that CostModel.save wrote"
+        document = read_saved(path, MAX_FILE, where, PlanError, fix)
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise PlanError(
                 f"{where} is not a cost file of format {FORMAT!r}. Fix: calibrate again"

@@ -1,6 +1,5 @@
 """Bytes of a pack from a config: what was measured at 7B, budgets that are met to the row, and what is refused."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -175,16 +174,6 @@ def test_the_largest_pack_is_the_largest(grad, shares):
         return model.peak(load, grad=grad)
 
     assert peak(most) <= free < peak(most + 1)
-
-
-def test_one_kept_layer_is_free_and_each_more_costs_its_activations():
-    model = memory_model(CONFIG_7B)
-    peaks = [model.peak(LOAD, kept=k) for k in range(model.layers + 1)]
-    assert peaks[1] < peaks[0]  # its input is not held twice
-    steps = [b - a for a, b in itertools.pairwise(peaks[1:])]
-    assert set(steps) == {
-        model.layer.activations(LOAD.rows, LOAD.keys) - LOAD.rows * model.layer.input
-    }
 
 
 def test_kept_layers_meet_the_budget_and_none_more_would():

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def _container(video: Opened, packets: Packets) -> Reading:
     rate, count, times = video.stream.average_rate, len(packets.frames), packets.timestamps
     fps = float(rate) if rate else None
     if times is None:
-        return Reading(fps, count, count / fps if fps else 0.0)
+        return _by_rate(rate, count)
     last = float(packets.durations[packets.frames[-1]] * packets.time_base)
     if last <= 0:
         last = float(times[-1]) / (count - 1) if count > 1 else 1 / fps if fps else 0.0
@@ -133,10 +134,9 @@ def _opencv(video: Opened, packets: Packets) -> Reading:
 
 def _decord(video: Opened, packets: Packets) -> Reading:
     """The header's rate, packets counted."""
-    rate, count = video.stream.average_rate, len(packets.shown)
+    rate = video.stream.average_rate
     why = None if rate else "decord can't read it: its header has no frame rate"
-    fps = float(rate) if rate else None
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, len(packets.shown), why)
 
 
 def _pyav(video: Opened, packets: Packets) -> Reading:
@@ -146,21 +146,25 @@ def _pyav(video: Opened, packets: Packets) -> Reading:
     if not count or not rate:
         missing = "frame count" if rate else "frame rate"
         why = f"transformers can't read it by PyAV: its header has no {missing}"
-    fps = float(rate) if rate else None
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, count, why)
 
 
 def _torchvision(video: Opened, packets: Packets) -> Reading:
     """The header's rate; each frame of a time from 0 on."""
     rate, pts = video.stream.average_rate, packets.pts
-    fps = float(rate) if rate else None
     count = len(packets.frames)
     why = None if rate else "torchvision reads no frame rate: its header has none"
     if packets.named and pts is not None:
         count = int(np.count_nonzero(pts[packets.frames] >= 0))
         if count < len(packets.frames):
             why = "torchvision leaves out the frames before time 0"
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, count, why)
+
+
+def _by_rate(rate: Fraction | None, count: int, refusal: str | None = None) -> Reading:
+    """What follows from the header's rate and a count of frames."""
+    fps = float(rate) if rate else None
+    return Reading(fps, count, count / fps if fps else 0.0, refusal=refusal)
 
 
 READERS: dict[str, Callable[[Opened, Packets], Reading]] = {
