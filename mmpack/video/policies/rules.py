@@ -117,20 +117,25 @@ def complete_steps(policy: Policy, settings: Settings) -> Settings:
 
 
 def spread(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray:
-    """Qwen3-VL's processor: from the first to the last, spaced in float64 and rounded, halves to even."""
+    """Qwen3-VL's processor: from the first to the last, spaced in float64 and rounded, halves to even.
+
+    Frames repeat where there are fewer than asked for.
+    """
     total, count = info.total_frames, settings.num_frames
     if count is None:
         assert settings.fps and settings.min_frames and settings.max_frames
-        fps = info.fps or ASSUMED_FPS
-        count = _frames_at(
-            policy, total, fps, settings.fps, settings.min_frames, settings.max_frames
-        )
+        wanted = total / (info.fps or ASSUMED_FPS) * settings.fps
+        if not math.isfinite(wanted):  # upstream can't make it a number of frames either
+            raise policy.error(
+                f"fps={settings.fps:.6g} is too large for {total} frames", "set a smaller fps"
+            )
+        count = min(max(int(wanted), settings.min_frames), settings.max_frames, total)
     elif count > Limits.max_frames:
         raise policy.error(
             f"num_frames is {count}, more than the {Limits.max_frames} that a video may have",
             "set fewer frames",
         )
-    return _spread(0, total - 1, count)
+    return np.linspace(0, total - 1, count).round().astype(np.int64)
 
 
 def uniform(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray:
@@ -192,18 +197,22 @@ def as_loaded(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray
     """vLLM: frames of its loader that can be read. Qwen3-VL's processor chooses again among all, if it got all."""
     family, loader = get_family(settings.model), str(settings.loader)
     by_frame, total = family.video_layout == "frames", info.total_frames
-    fps = info.fps or (ASSUMED_FPS if loader == "qwen3_vl" else 0.0)
+    fps = info.fps or (ASSUMED_FPS if loader == "qwen3_vl" else None)
     seconds = total / fps if fps else 0.0
     if settings.reader == "torchcodec" and info.readings:
         seconds = info.duration
-    indices = _LOADERS[loader][1](policy, total, fps, seconds, settings)
+    if settings.fps and settings.max_frames:  # of the loaders that read both
+        most = min(settings.max_frames, _MAX_FRAMES)
+        settings = replace(settings, fps=min(settings.fps, _MAX_FPS), max_frames=most)
+    indices = _LOADERS[loader][1](policy, replace(info, fps=fps, duration=seconds), settings)
     if info.held_frames is not None:
         indices = indices[indices < info.held_frames]
     # the metadata say 0: only Qwen2-VL's processor, which is handed none, goes on
     if not fps and (family.tokens_per_second is not None or by_frame):
         raise policy.error(_NO_RATE, "remux it, or set loader='qwen3_vl'")
     if by_frame and len(indices) == total:
-        indices = _spread(0, total - 1, _frames_at(policy, total, fps, 2.0, 4, _MAX_FRAMES))
+        own = Settings(fps=2.0, min_frames=4, max_frames=_MAX_FRAMES)
+        indices = spread(policy, replace(info, fps=fps), own)
     return indices
 
 
@@ -220,15 +229,13 @@ def complete_loader(policy: Policy, settings: Settings) -> Settings:
     return replace(settings.with_defaults(**read), loader=loader)
 
 
-def _load_qwen2_vl(
-    policy: Policy, total: int, source: float, seconds: float, settings: Settings
-) -> np.ndarray:
+def _unique_steps(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray:
     """transformers' steps, a frame past the end taken as the last one, and each frame once."""
     assert settings.fps and settings.min_frames and settings.max_frames
-    if not source:
+    if not info.fps:
         raise policy.error(_NO_RATE, "set loader='opencv', or remux it")
-    fps, most = min(settings.fps, _MAX_FPS), min(settings.max_frames, _MAX_FRAMES)
-    count = _whole_patches(total, source, fps, settings.min_frames, most, 2)
+    total, limits = info.total_frames, (settings.min_frames, settings.max_frames)
+    count = _whole_patches(total, info.fps, settings.fps, *limits, 2)
     if count < 1:
         raise policy.error(
             f"a clip of {total} frame is less than a temporal patch", "pass it as an image"
@@ -236,31 +243,21 @@ def _load_qwen2_vl(
     return np.unique(np.minimum(_stepped(total, count), total - 1))
 
 
-def _load_qwen3_vl(
-    policy: Policy, total: int, source: float, seconds: float, settings: Settings
-) -> np.ndarray:
-    assert settings.fps and settings.min_frames and settings.max_frames
-    fps, most = min(settings.fps, _MAX_FPS), min(settings.max_frames, _MAX_FRAMES)
-    return _spread(0, total - 1, _frames_at(policy, total, source, fps, settings.min_frames, most))
-
-
-def _load_opencv(
-    policy: Policy, total: int, source: float, seconds: float, settings: Settings
-) -> np.ndarray:
+def _evenly(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray:
     """At most `num_frames` and at most `fps` per second, spaced evenly and rounded down."""
     assert settings.num_frames
+    total = info.total_frames
     count = min(settings.num_frames, total)
     if settings.fps:
-        count = math.floor(min(count, seconds * settings.fps))
+        count = math.floor(min(count, info.duration * settings.fps))
     count = max(1, count)
     return np.arange(total) if count == total else np.linspace(0, total - 1, count, dtype=np.int64)
 
 
-def _load_opencv_dynamic(
-    policy: Policy, total: int, source: float, seconds: float, settings: Settings
-) -> np.ndarray:
+def _by_time(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarray:
     """The first frame at or after each step of time; a long clip is spaced evenly over all its seconds."""
     assert settings.fps and settings.max_duration
+    total, source, seconds = info.total_frames, info.fps or 0.0, info.duration
     fps, last = settings.fps, total - 1
     if seconds <= settings.max_duration:
         if seconds * fps > Limits.max_frames:  # upstream goes through each step
@@ -284,11 +281,11 @@ def _load_opencv_dynamic(
 _QWEN = {"fps": 2.0, "min_frames": 4, "max_frames": _MAX_FRAMES}
 # vLLM's loaders: the settings that they read, with their defaults. Qwen2-VL and Qwen3-VL have their own, all other
 # models the others.
-_LOADERS: dict[str, tuple[dict[str, Any], Callable[..., np.ndarray]]] = {
-    "qwen2_vl": (_QWEN, _load_qwen2_vl),
-    "qwen3_vl": (_QWEN, _load_qwen3_vl),
-    "opencv": ({"fps": None, "num_frames": 32}, _load_opencv),
-    "opencv_dynamic": ({"fps": 2.0, "max_duration": 300}, _load_opencv_dynamic),
+_LOADERS: dict[str, tuple[dict[str, Any], Callable[[Policy, VideoInfo, Settings], np.ndarray]]] = {
+    "qwen2_vl": (_QWEN, _unique_steps),
+    "qwen3_vl": (_QWEN, spread),
+    "opencv": ({"fps": None, "num_frames": 32}, _evenly),
+    "opencv_dynamic": ({"fps": 2.0, "max_duration": 300}, _by_time),
 }
 
 
@@ -324,16 +321,3 @@ def _whole_patches(total: int, source: float, fps: float, least: int, most: int,
 def _stepped(total: int, count: int) -> np.ndarray:
     """Qwen2-VL's steps from frame 0; there can be one more than `count`, and it can be `total`."""
     return torch_arange(total, total / count).astype(np.int64)
-
-
-def _frames_at(policy: Policy, total: int, source: float, fps: float, least: int, most: int) -> int:
-    """How many frames `fps` per second are, between `least` and `most`. Raises: ArgumentError."""
-    wanted = total / source * fps
-    if not math.isfinite(wanted):  # upstream can't make it a number of frames either
-        raise policy.error(f"fps={fps:.6g} is too large for {total} frames", "set a smaller fps")
-    return min(max(int(wanted), least), most, total)
-
-
-def _spread(first: int, last: int, count: int) -> np.ndarray:
-    """Frames repeat where there are fewer than `count`."""
-    return np.linspace(first, last, count).round().astype(np.int64)
