@@ -51,6 +51,33 @@ _TOWERS = {
     "minicpmv": TowerKind(merging="twice"),
 }
 
+# The config of a model for costs where none is known: Qwen2.5-VL-7B's; and what linear layers of Qwen3.5 have.
+REFERENCE = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "vocab_size": 152_064,
+    "vision_config": {
+        "model_type": "qwen2_5_vl",
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}
+LINEAR_SIZES = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
 
 def decoder_kind(model_type: str) -> DecoderKind | None:
     """The kind of a decoder; None for one that is not known."""
