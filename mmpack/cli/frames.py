@@ -85,10 +85,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 def _read(policy: Policy, texts: dict[str, str]) -> dict[str, Any]:
     """JSON numbers and booleans; texts of what is a text, or no JSON: transformers=5.8 is no number."""
-    from dataclasses import fields
-
-    kinds = {f.name: str(f.type) for f in fields(policy.settings)}
-    return {name: _value(kinds.get(name, ""), text) for name, text in texts.items()}
+    return {name: _value(policy.kinds.get(name, ""), text) for name, text in texts.items()}
 
 
 def _value(kind: str, text: str) -> Any:
@@ -100,13 +97,9 @@ def _value(kind: str, text: str) -> Any:
 
 
 def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
-    from dataclasses import fields
-
     from mmpack.video.policies.registry import policy_of
 
-    having = [
-        own for policy, own in asked if name in {f.name for f in fields(policy_of(policy).settings)}
-    ]
+    having = [own for policy, own in asked if name in policy_of(policy).kinds]
     if not having:
         raise ArgumentError(
             f"frames: none of these policies has a setting {name!r:.40}. "

@@ -10,10 +10,10 @@ from typing import Any
 from mmpack.errors import ArgumentError, one_line
 from mmpack.parity.drift import DRIFT_FIXES, LogprobDrift
 from mmpack.parity.report import ParityReport
-from mmpack.schema.saved import built, read_json
+from mmpack.schema.saved import built, read_saved
 
 MAX_FILE = 2**30  # bytes
-FIX = "Fix: name a file that `mmpack parity A B --out FILE` wrote"
+FIX = "name a file that `mmpack parity A B --out FILE` wrote"
 UNSAVED = ("pairs",)  # fields of a report that its JSON doesn't hold
 
 
@@ -31,19 +31,13 @@ def read_report(path: str | Path) -> tuple[ParityReport, LogprobDrift | None]:
         'parity NOT ok: 0 samples compared, 0 findings'
     """
     where = f"read_report: {path}"
-    try:
-        document = read_json(Path(path), MAX_FILE)
-    except OSError as error:
-        raise ArgumentError(f"{where} can't be read: {error.strerror}. {FIX}") from None
-    except ValueError as error:
-        raise ArgumentError(f"{where} is not JSON that can be read ({error}). {FIX}") from None
-    return report_of(document, where)
+    return report_of(read_saved(path, MAX_FILE, where, ArgumentError, FIX), where)
 
 
 def report_of(document: Any, where: str) -> tuple[ParityReport, LogprobDrift | None]:
     """The same of a parsed file; `where` begins an error."""
     if not is_report(document):
-        raise ArgumentError(f"{where} holds no parity report. {FIX}")
+        raise ArgumentError(f"{where} holds no parity report. Fix: {FIX}")
     try:
         report = built(ParityReport, document, _hints)
         drift = document.get("drift")
@@ -52,7 +46,7 @@ def report_of(document: Any, where: str) -> tuple[ParityReport, LogprobDrift | N
             raise ValueError("its drift has a cause that is unknown")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         why = one_line(str(error))[:200]
-        raise ArgumentError(f"{where} is damaged ({why}). {FIX}") from None
+        raise ArgumentError(f"{where} is damaged ({why}). Fix: {FIX}") from None
     return report, found
 
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_number, one_line
 from mmpack.families import Family
+from mmpack.families.kinds import LINEAR_SIZES, REFERENCE
 from mmpack.files import replaced
 from mmpack.planning.counts import Counts, Spans
 from mmpack.planning.flops import model_flops
-from mmpack.schema.saved import read_json
+from mmpack.schema.saved import read_saved
 
 Cost = Callable[[int, int, int], float]  # (rows, pairs, patches) -> cost, additive over samples
 
@@ -117,15 +118,8 @@ class CostModel:
     def load(cls, path: str | Path) -> CostModel:
         """Read what `save` wrote. Raises PlanError for a file that is none."""
         where = f"CostModel.load: {path}"
-        try:
-            document = read_json(Path(path), MAX_FILE)
-        except OSError as error:
-            raise PlanError(
-                f"{where} can't be read: {error.strerror}. Fix: name a cost file"
-            ) from None
-        except ValueError as error:
-            why = f"is not JSON that can be read ({error})"
-            raise PlanError(f"{where} {why}. Fix: name a file that CostModel.save wrote") from None
+        fix = "name a file that CostModel.save wrote"
+        document = read_saved(path, MAX_FILE, where, PlanError, fix)
         if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
             raise PlanError(
                 f"{where} is not a cost file of format {FORMAT!r}. Fix: calibrate again"
@@ -174,34 +168,6 @@ def cost_model(config: Any, speeds: Speeds = H200) -> CostModel:
     )
 
 
-# Qwen2.5-VL-7B's; and what linear layers of Qwen3.5 have
-REFERENCE = {
-    "model_type": "qwen2_5_vl",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 28,
-    "vocab_size": 152_064,
-    "vision_config": {
-        "model_type": "qwen2_5_vl",
-        "depth": 32,
-        "hidden_size": 1280,
-        "intermediate_size": 3420,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-    },
-}
-LINEAR = {
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
-
-
 def family_cost(family: Family | None) -> CostModel:
     """Where no config is known: that of a model as large as Qwen2.5-VL-7B with layers of the family's kinds."""
     linear = family is not None and family.linear_attention
@@ -211,7 +177,7 @@ def family_cost(family: Family | None) -> CostModel:
 @lru_cache
 def _reference(full_share: float) -> CostModel:
     every = round(1 / full_share)
-    hybrid = LINEAR | {"full_attention_interval": every} if every > 1 else {}
+    hybrid = LINEAR_SIZES | {"full_attention_interval": every} if every > 1 else {}
     return cost_model(REFERENCE | hybrid)
 
 

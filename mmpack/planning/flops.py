@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mmpack.families.kinds import decoder_kind
 from mmpack.planning.configs import Fields, fields_of, required, text_of
 from mmpack.planning.counts import Spans
 from mmpack.planning.tower_flops import TowerFlops, tower_flops
@@ -116,8 +117,9 @@ def _attention(text: Fields, kind: str, number: int) -> _Layer:
     if number >= text["num_hidden_layers"] - (text.get("num_kv_shared_layers") or 0):
         made = 0  # of an earlier layer
     across, keys = heads * size, key_heads * size
-    # Qwen3.5 gates what attention gives, by as many columns of the queries' product
-    gates = across if _kind(text).startswith("qwen3_5") else 0
+    # gates of what attention gives, by as many columns of the queries' product
+    kind_of_decoder = decoder_kind(str(text.get("model_type") or ""))
+    gates = across if kind_of_decoder is not None and kind_of_decoder.gated else 0
     weights = width * (across + gates + made * keys) + across * width
     return _Layer(weights, 4 * across, across, 2 * keys)
 
@@ -169,7 +171,3 @@ def _routed(text: Fields, number: int) -> bool:
         return False
     step = text.get("decoder_sparse_step") or 1
     return number not in (text.get("mlp_only_layers") or ()) and (number + 1) % step == 0
-
-
-def _kind(text: Fields) -> str:
-    return str(text.get("model_type") or "")

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mmpack.families.kinds import tower_kind
+
 QUERY_ROWS = 1024  # whose mask sdpa holds at a time: ops/attention/sdpa.py
+# rows of I that a tower's MLP keeps, and that its backward holds beyond them
+_MLP_ROWS = {"swiglu": (4, 2), "quick_gelu": (3, 2), "gelu": (2, 1)}
 CHUNK = 64  # rows: ops/linear_attention/chunk_plan.py
 
 
@@ -219,28 +223,25 @@ def tower_bytes(
     tower = fields.get("vision_config")
     if not tower:
         return None
-    kind = str(fields.get("model_type") or "")
-    old = kind.startswith("qwen2_vl")
-    width = tower.get("embed_dim", 1280) if old else tower["hidden_size"]
-    inner = int(width * tower.get("mlp_ratio", 4)) if old else tower["intermediate_size"]
+    kind = tower_kind(str(fields.get("model_type") or ""))
+    width = tower.get("embed_dim", 1280) if kind.ratio else tower["hidden_size"]
+    inner = int(width * tower.get("mlp_ratio", 4)) if kind.ratio else tower["intermediate_size"]
     blocks = tower.get("depth") or tower["num_hidden_layers"]
     heads = tower.get("num_heads") or tower.get("num_attention_heads") or 16
-    internvl, windowed = kind.startswith("internvl"), kind.startswith("qwen2_5")
     rms, layer_norm = (4 + 2 * e) * width, 2 * e * width + 8
-    norm = rms if windowed else layer_norm
+    norm = rms if kind.mlp == "swiglu" else layer_norm
     rows = 4 * e * width  # queries, keys, values, output
     if attention == "sdpa":
-        rows += e * width + (0 if internvl else 2 * e * width)
-    if internvl:
+        rows += e * width + (0 if kind.tiles else 2 * e * width)
+    if kind.tiles:
         rows += 2 * e * width
         rows += 2 * (4 + 2 * e) * width if tower.get("use_qk_norm") else 0
-    # rows of I that the MLP keeps, and that its backward holds beyond them: SwiGLU; quick GELU; GELU
-    mlp, more = (4, 2) if windowed else (3, 2) if old else (2, 1)
-    levels = len(tower.get("deepstack_visual_indexes") or ()) if kind.startswith("qwen3") else 0
+    mlp, more = _MLP_ROWS[kind.mlp]
+    levels = len(tower.get("deepstack_visual_indexes") or ())
     patch, channels = tower.get("patch_size", 14), tower.get("in_channels", 3)
     size = patch[0] * patch[-1] if isinstance(patch, (list, tuple)) else patch * patch
     # float32 pixels are the batch's own
-    frames = 1 if internvl else tower.get("temporal_patch_size", 2)
+    frames = 1 if kind.tiles else tower.get("temporal_patch_size", 2)
     pixels = (e if e < 4 else 0) * channels * size * frames
     merger = norm + 2 * e * width
     return TowerBytes(
@@ -251,11 +252,11 @@ def tower_bytes(
             backward=more * e * inner + e * width,
             mlp=(3 if mlp > 2 else 2) * e * inner + 3 * e * width,
             # rotary runs in float32
-            attention=6 * e * width + (0 if internvl else 28 * width),
+            attention=6 * e * width + (0 if kind.tiles else 28 * width),
             key=0,
         ),
         pixels=pixels + 8 * (width // heads),
-        tiles=4 * channels * size if internvl else 0,
+        tiles=4 * channels * size if kind.tiles else 0,
         mergers=(1 + levels) * merger,
         features=(1 + levels) * e * out_width,
         copies=2 if levels else 1,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, PlanError, check_flag, check_name, check_number
+from mmpack.families.kinds import DecoderKind, decoder_kind, tower_kind
 from mmpack.planning.configs import Fields, fields_of, required, text_of
 from mmpack.planning.layer_bytes import (
     Decoder,
@@ -28,7 +29,6 @@ DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 HEAD_SHARE = 1 / 20.5
 HEAD_TILE = 256  # vocabulary entries, each with a maximum and a sum in float32 a loss token
 MOST_ROWS = 1 << 26
-TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl")  # that have terms
 
 
 @dataclass(frozen=True)
@@ -315,17 +315,16 @@ def _text(fields: Fields) -> Fields:
     """The decoder's fields, of a kind whose layers are known here."""
     text = text_of(fields)
     kind = str(text.get("model_type") or fields.get("model_type") or "")
-    known = kind.startswith(("qwen2", "qwen3", "internvl"))
     # the dict of a config that transformers 5.23 made names them otherwise than released files do
     experts = text.get("num_experts") or text.get("num_local_experts")
-    if not known or "_moe" in kind or experts:
+    if decoder_kind(kind) is None or "_moe" in kind or experts:
         raise ArgumentError(
             f"memory_model: it has no terms for a decoder of type {kind!r:.60}. "
             "Fix: use a dense Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 or InternVL; for others measure a pack "
             "and pass max_tokens"
         )
     whole = str(fields.get("model_type") or "")
-    if fields.get("vision_config") and not whole.startswith(TOWERS):
+    if fields.get("vision_config") and not tower_kind(whole).in_memory:
         raise ArgumentError(
             f"memory_model: it has no terms for the towers of a {whole!r:.60}. Fix: measure a pack and pass max_tokens"
         )
@@ -335,7 +334,7 @@ def _text(fields: Fields) -> Fields:
 
 
 def _decoder(text: Mapping[str, Any], e: int) -> Decoder:
-    heads, kind = text["num_attention_heads"], str(text.get("model_type", ""))
+    heads, kind = text["num_attention_heads"], _kind(text)
     head_dim = text.get("head_dim") or text["hidden_size"] // heads
     return Decoder(
         e=e,
@@ -344,19 +343,23 @@ def _decoder(text: Mapping[str, Any], e: int) -> Decoder:
         heads=heads,
         head_dim=head_dim,
         key_width=(text.get("num_key_value_heads") or heads) * head_dim,
-        normed=kind.startswith("qwen3"),
-        gated=kind.startswith("qwen3_5"),
+        normed=kind.normed,
+        gated=kind.gated,
     )
 
 
 def _linear_at(text: Mapping[str, Any]) -> tuple[int, ...]:
     """Layers with linear attention: as `layer_types` says, or by the interval that released files may have."""
-    if not str(text.get("model_type", "")).startswith("qwen3_5"):
+    if not _kind(text).gated:
         return ()
     kinds, every = text.get("layer_types"), text.get("full_attention_interval") or 4
     if kinds:
         return tuple(i for i, kind in enumerate(kinds) if kind == "linear_attention")
     return tuple(i for i in range(text["num_hidden_layers"]) if (i + 1) % every)
+
+
+def _kind(text: Mapping[str, Any]) -> DecoderKind:
+    return decoder_kind(str(text.get("model_type", ""))) or DecoderKind()
 
 
 def _net(text: Mapping[str, Any]) -> Net:

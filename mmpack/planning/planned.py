@@ -19,11 +19,12 @@ from mmpack.schema.codes import RULES
 from mmpack.schema.error_text import safe_repr
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
-from mmpack.schema.saved import built, read_json
+from mmpack.schema.saved import built, read_saved
 from mmpack.schema.specs import INT_MAX
 
 FORMAT = "mmpack.plan.1"
 MAX_FILE = 2**30  # bytes
+FIX = "name a file that Plan.save wrote"
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,7 @@ class Plan(Drawn):
         Raises: PlanError for a file that is no plan, or is of other samples.
         """
         where = f"Plan.load: {path}"
-        try:
-            document = read_json(Path(path), MAX_FILE)
-        except OSError as error:
-            raise PlanError(
-                f"{where} can't be read: {error.strerror}. Fix: name a plan file"
-            ) from None
-        except ValueError as error:
-            why = f"is not JSON that can be read ({error})"
-            raise PlanError(f"{where} {why}. Fix: name a file that Plan.save wrote") from None
-        plan = _plan_of(document, where)
+        plan = _plan_of(read_saved(path, MAX_FILE, where, PlanError, FIX), where)
         if samples is not None and fingerprint_of(samples) != plan.fingerprint:
             raise PlanError(
                 f"{where} was made of other samples, or of these in another order. "
@@ -129,9 +121,7 @@ def fingerprint_of(samples: Sequence[Sample]) -> str:
 def _plan_of(document: Any, where: str) -> Plan:
     """The plan of a parsed file. Raises PlanError."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlanError(
-            f"{where} is not a plan of format {FORMAT!r}. Fix: name a file that Plan.save wrote"
-        )
+        raise PlanError(f"{where} is not a plan of format {FORMAT!r}. Fix: {FIX}")
     try:
         plan: Plan = built(Plan, document)
         _check(plan)

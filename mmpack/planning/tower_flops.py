@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmpack.families.kinds import tower_kind
 from mmpack.planning.configs import Fields, required
-
-# families whose MLPs have three products
-GATED = ("qwen2_5_vl", "qwen2_5_omni", "glm4v", "pixtral", "gemma4")
 
 
 @dataclass(frozen=True)
@@ -36,30 +34,31 @@ def tower_flops(fields: Fields, out: int) -> TowerFlops:
     tower = fields.get("vision_config")
     if not tower:
         return TowerFlops(audio_frame=heard)
-    old = str(fields.get("model_type") or "").startswith("qwen2_vl")
-    width = tower.get("embed_dim" if old else "hidden_size") or 0
+    whole = str(fields.get("model_type") or "")
+    ratio = tower_kind(whole).ratio
+    width = tower.get("embed_dim" if ratio else "hidden_size") or 0
     blocks = tower.get("depth") or tower.get("num_hidden_layers") or 0
-    inner = int(width * tower.get("mlp_ratio", 4)) if old else tower.get("intermediate_size")
+    inner = int(width * tower.get("mlp_ratio", 4)) if ratio else tower.get("intermediate_size")
     sizes = {"hidden_size": width, "num_hidden_layers": blocks, "intermediate_size": inner}
     required(sizes, tuple(sizes), "cost_model: vision_config")
-    kind = str(tower.get("model_type") or fields.get("model_type") or "")
-    products = 3 if kind.startswith(GATED) else 2
+    kind = tower_kind(str(tower.get("model_type") or whole))
+    products = 3 if kind.mlp == "swiglu" else 2
     block = 4 * width * width + products * width * inner
     merged = _side(tower.get("spatial_merge_size") or fields.get("spatial_merge_size") or 2) ** 2
     tile = _tile(tower)
-    whole = len(tower["fullatt_block_indexes"]) if tile else blocks
-    # MiniCPM-V's: a quarter of the patches is left after one block
-    inserted = fields.get("insert_layer_id") if kind.startswith("minicpmv") else None
-    weights, frames = float(blocks * block), float(whole)
+    wide = len(tower["fullatt_block_indexes"]) if tile else blocks
+    # a quarter of the patches is left after one block
+    inserted = fields.get("insert_layer_id") if kind.merging == "twice" else None
+    weights, frames = float(blocks * block), float(wide)
     if inserted is not None:
         after = blocks - inserted - 1
         weights -= after * block * 3 / 4
         frames -= after * 15 / 16
     return TowerFlops(
         patch=2.0
-        * (weights + _embedding(tower, width) + _merging(kind)(fields, width, out, merged)),
+        * (weights + _embedding(tower, width) + _WAYS[kind.merging](fields, width, out, merged)),
         frame_pair=4.0 * width * frames,
-        tile_pair=4.0 * width * (blocks - whole),
+        tile_pair=4.0 * width * (blocks - wide),
         audio_frame=heard,
         width=blocks * width,
         tile=tile,
@@ -88,28 +87,24 @@ def _side(size: int | list[int] | tuple[int, ...]) -> int:
 _Merging = Callable[[Fields, int, int, int], float]
 
 
-def _merging(kind: str) -> _Merging:
-    return next((way for start, way in _WAYS.items() if kind.startswith(start)), _qwen)
-
-
-def _qwen(fields: Fields, width: int, out: int, merged: int) -> float:
+def _beside(fields: Fields, width: int, out: int, merged: int) -> float:
     """Two products of `merged` patches beside each other; deepstack's levels each have their own."""
     beside = merged * width
     levels = 1 + len(fields["vision_config"].get("deepstack_visual_indexes") or ())
     return levels * (beside * beside + beside * out) / merged
 
 
-def _internvl(fields: Fields, width: int, out: int, merged: int) -> float:
+def _folded(fields: Fields, width: int, out: int, merged: int) -> float:
     return width * out + out * out / merged
 
 
-def _glm(fields: Fields, width: int, out: int, merged: int) -> float:
+def _convolved(fields: Fields, width: int, out: int, merged: int) -> float:
     """A convolution over the patches of a token, a product, and an MLP of three."""
     inner = fields["vision_config"]["intermediate_size"]
     return width * out + (out * out + 3 * out * inner) / merged
 
 
-def _gemma(fields: Fields, width: int, out: int, merged: int) -> float:
+def _pooled(fields: Fields, width: int, out: int, merged: int) -> float:
     """One product for each token, of the mean of its patches."""
     tower = fields["vision_config"]
     if tower.get("pooling_kernel_size"):
@@ -120,11 +115,11 @@ def _gemma(fields: Fields, width: int, out: int, merged: int) -> float:
     return width * out * tokens / max(sides["image_size"] // sides["patch_size"], 1) ** 2
 
 
-def _pixtral(fields: Fields, width: int, out: int, merged: int) -> float:
+def _mixed(fields: Fields, width: int, out: int, merged: int) -> float:
     return width * width + (width * out + out * out) / merged
 
 
-def _minicpm(fields: Fields, width: int, out: int, merged: int) -> float:
+def _twice(fields: Fields, width: int, out: int, merged: int) -> float:
     """In the middle of the tower attention of windows and two products make one patch of four; then again."""
     inner = fields["vision_config"]["intermediate_size"]
     window = 4 * width * width + (4 * width * 4 * inner + 4 * inner * width) / 4
@@ -132,12 +127,12 @@ def _minicpm(fields: Fields, width: int, out: int, merged: int) -> float:
 
 
 _WAYS: dict[str, _Merging] = {
-    "internvl": _internvl,
-    "glm": _glm,
-    "gemma": _gemma,
-    "siglip": _gemma,
-    "pixtral": _pixtral,
-    "minicpmv": _minicpm,
+    "beside": _beside,
+    "folded": _folded,
+    "convolved": _convolved,
+    "pooled": _pooled,
+    "mixed": _mixed,
+    "twice": _twice,
 }
 
 

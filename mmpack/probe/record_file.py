@@ -29,19 +29,9 @@ FORMAT, VERSION = "mmpack.probe", 1
 HEADER = "header.json"
 _MOST = 1 << 28  # bytes of a header
 _SPACE = re.compile(rf"{TEXT}|[1-9]\d{{0,5}}(/[1-9]\d{{0,5}})?", re.ASCII)
-_KNOWN = {
-    "format",
-    "version",
-    "name",
-    "directions",
-    "seed",
-    "about",
-    "places",
-    "entries",
-    "aliases",
-    "unplaced",
-}
-_KNOWN_ENTRY = {"module", "side", "space", "source", "width", "local"}
+_OF_RECORD = ("name", "directions", "seed", "about", "aliases")
+_KNOWN = {*_OF_RECORD, "format", "version", "unplaced", "places", "entries"}
+_OF_ENTRY = ("module", "side", "space", "source", "width", "local")
 
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
@@ -58,23 +48,11 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
     header = record.extra | {
         "format": FORMAT,
         "version": VERSION,
-        "name": record.name,
-        "directions": record.directions,
-        "seed": record.seed,
-        "about": record.about,
-        "aliases": record.aliases,
+        **{name: getattr(record, name) for name in _OF_RECORD},
         "unplaced": sorted(record.unplaced),
         "places": record.places.to_dict(),
         "entries": [
-            e.extra
-            | {
-                "module": e.module,
-                "side": e.side,
-                "space": e.space,
-                "source": e.source,
-                "width": e.width,
-                "local": e.local,
-            }
+            e.extra | {name: getattr(e, name) for name in _OF_ENTRY}
             for e in record.entries.values()
         ],
     }
@@ -161,7 +139,7 @@ def _read(file: zipfile.ZipFile, path: Path) -> Record:
             source,
             _whole(given, "width"),
             local,
-            {name: value for name, value in given.items() if name not in _KNOWN_ENTRY},
+            {name: value for name, value in given.items() if name not in _OF_ENTRY},
         )
         if entry.name in entries:
             raise ValueError(f"it has {entry.name:.60} twice")

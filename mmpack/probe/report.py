@@ -25,13 +25,7 @@ class Kind:
     worst: float  # largest error / bound
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "max_error": _plain(self.max_error),
-            "bound": _plain(self.bound),
-            "parted": self.parted,
-            "worst": _plain(self.worst),
-        }
+        return {name: _plain(value) for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)

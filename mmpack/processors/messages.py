@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from mmpack.errors import ArgumentError
@@ -14,7 +13,7 @@ from mmpack.processors.kinds import kind_of_item
 from mmpack.video.policies.registry import POLICIES
 
 # what others read beside a medium; here a processor has one way to sample and to resize
-_OF_VIDEOS = {f.name for policy in POLICIES.values() for f in fields(policy.settings)}
+_OF_VIDEOS = {name for policy in POLICIES.values() for name in policy.kinds}
 _BESIDE = {
     "video": _OF_VIDEOS | {"sample_fps", "raw_fps"},
     "image": {"min_pixels", "max_pixels", "resized_height", "resized_width"},

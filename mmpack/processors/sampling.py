@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from mmpack.errors import ArgumentError
@@ -77,8 +76,7 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
         rates = _COUNTS if sampled else ()
         for name in (*rates, *_LIMITS):
             out[name] = getattr(video_processor, name, None)
-    known = {f.name for f in fields(policy.settings)}
-    return {k: v for k, v in out.items() if k in known and v is not None}
+    return {k: v for k, v in out.items() if k in policy.kinds and v is not None}
 
 
 def _limits(video_processor: Any, family: Family) -> dict[str, Any]:

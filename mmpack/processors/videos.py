@@ -260,7 +260,7 @@ class VideoReader:
         width, height = _size_of(about, loaded, place)
         info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
-        resize = getattr(settings, "do_resize", None) is not False
+        resize = settings.do_resize is not False
         choice = Choice(indices, fps, fps_assumed=rate is None, loaded_size=loaded, resize=resize)
         return plan_of(policy, settings, info, choice)
 

@@ -11,13 +11,23 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from mmpack.errors import one_line
+from mmpack.errors import MmpackError, one_line
 from mmpack.files import read_bounded
 
 
 def read_json(path: Path, most: int, finite: bool = True) -> Any:
     """The JSON of a file of at most `most` bytes. Raises: OSError, and what `parse_json` does."""
     return parse_json(read_bounded(path, most), finite)
+
+
+def read_saved(path: str | Path, most: int, where: str, error: type[MmpackError], fix: str) -> Any:
+    """The JSON of a file. `where` begins an error of the type `error`, and `fix` ends it."""
+    try:
+        return read_json(Path(path), most)
+    except OSError as why:
+        raise error(f"{where} can't be read: {why.strerror}. Fix: {fix}") from None
+    except ValueError as why:
+        raise error(f"{where} is not JSON that can be read ({why}). Fix: {fix}") from None
 
 
 def parse_json(data: bytes | str, finite: bool = True) -> Any:

@@ -13,7 +13,7 @@ from mmpack.families import get_family
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.info import VideoInfo, probe
 from mmpack.video.limits import Limits
-from mmpack.video.policies.base import Choice, Policy, ProcessorSettings
+from mmpack.video.policies.base import Choice, Policy, Settings
 from mmpack.video.policies.processor import processed_size, seconds_per_patch, written_timestamps
 from mmpack.video.policies.registry import policy_of
 from mmpack.video.policies.resize import Size
@@ -45,9 +45,7 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
     return plan_of(chosen, resolved, info, chosen.choose(info, resolved))
 
 
-def plan_of(
-    policy: Policy, settings: ProcessorSettings, info: VideoInfo, choice: Choice
-) -> FramePlan:
+def plan_of(policy: Policy, settings: Settings, info: VideoInfo, choice: Choice) -> FramePlan:
     """The plan of the frames in `choice`, once the model's processor has resized and counted them.
 
     `settings` are resolved, `info` is as their reader has it. Raises: ArgumentError where upstream raises.
@@ -84,7 +82,7 @@ def plan_of(
 
 
 def _refuse_missing_frames(
-    policy: Policy, settings: ProcessorSettings, info: VideoInfo, frames: Sequence[int]
+    policy: Policy, settings: Settings, info: VideoInfo, frames: Sequence[int]
 ) -> None:
     held = info.total_frames if info.held_frames is None else info.held_frames
     if frames and frames[-1] >= held:
@@ -96,7 +94,7 @@ def _refuse_missing_frames(
 
 
 def _sizes(
-    policy: Policy, settings: ProcessorSettings, info: VideoInfo, choice: Choice
+    policy: Policy, settings: Settings, info: VideoInfo, choice: Choice
 ) -> tuple[Size, Size]:
     """Sizes that the loader and the processor make."""
     assert settings.patch_size and settings.merge_size

@@ -16,6 +16,7 @@ from mmpack.video.files.readers import read_as
 from mmpack.video.frame_plan import FramePlan
 from mmpack.video.limits import Limits
 from mmpack.video.policies.registry import policy_of
+from mmpack.video.values import read_numbers
 
 # in the order in which "auto" asks them
 BACKENDS = {"pyav": pyav, "torchcodec": torchcodec, "decord": decord}
@@ -86,24 +87,13 @@ def check_threads(threads: Any, what: str) -> None:
 
 def _indices(frames: FramePlan | Sequence[int] | np.ndarray) -> np.ndarray:
     """int64 [n]."""
-    if not isinstance(frames, FramePlan | Sequence) and not hasattr(frames, "__array__"):
-        raise ArgumentError(
-            f"decode: frames are {type(frames).__name__}. Fix: pass a FramePlan, or a sequence of whole numbers"
-        )
-    try:
-        indices = np.asarray(frames.indices if isinstance(frames, FramePlan) else frames)
-    except ValueError:
-        raise ArgumentError(
-            "decode: frames holds lists of different lengths. Fix: pass a FramePlan, or a sequence of whole numbers"
-        ) from None
+    given = frames.indices if isinstance(frames, FramePlan) else frames
+    indices = read_numbers(
+        "decode: frames", given, "pass a FramePlan, or a sequence of whole numbers"
+    )
     if indices.size == 0:
         raise ArgumentError("decode: frames is empty. Fix: pass at least one index")
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"decode: frames of dtype {indices.dtype} and shape {list(indices.shape)}. "
-            "Fix: pass a FramePlan, or a sequence of whole numbers"
-        )
-    return indices.astype(np.int64)
+    return indices
 
 
 def _decoded(
@@ -173,7 +163,7 @@ def _check(
 def _counted(plan: FramePlan, video: Opened, packets: Packets) -> int:
     """How many frames the plan's reader counts in this stream."""
     reading = read_as(plan.reader, video, packets)
-    return reading.counted(policy_of(plan.policy).checks_end)[0]
+    return reading.counted(policy_of(plan.policy).engine)[0]
 
 
 def _decoder(backend: str) -> str:

@@ -15,7 +15,7 @@ from mmpack.layout.fingerprint import cache_key, content_hash
 from mmpack.layout.seconds import seconds_in
 from mmpack.schema.media import Medium
 from mmpack.video.patches import CHANNELS
-from mmpack.video.pixel_settings import normalization
+from mmpack.video.pixel_settings import normalization, normalized_bytes
 
 
 def shorter(
@@ -133,7 +133,5 @@ def _black(settings: dict[str, Any] | None) -> np.ndarray:
     how = normalization(settings)
     if how["mean"] is None:
         return np.zeros(CHANNELS, np.float32)
-    factor = np.float32(1.0 if how["rescale_factor"] is None else 1.0 / how["rescale_factor"])
-    mean, std = (np.asarray(how[name], np.float32) * factor for name in ("mean", "std"))
-    black: np.ndarray = (np.float32(0) - mean) / std
-    return black
+    rescale = how["rescale_factor"] or 1.0
+    return normalized_bytes("torchvision", rescale, how["mean"], how["std"])[:, 0]

@@ -9,19 +9,37 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
+from mmpack.families import get_family
 from mmpack.schema.media import Medium
+from mmpack.video.policies.base import ASSUMED_FPS
+from mmpack.video.policies.processor import written_timestamps
 from mmpack.video.policies.registry import policy_of
-from mmpack.video.recorded_plan import READER_BEFORE_READERS, are_times_of, recorded_fields
 from mmpack.video.values import read_value
 
 _FIX = "read what to_json wrote"
+_FIX_MEDIUM = "record plan.medium_fields()"
+# reader of plans that name none: they were made before there were others
+_READER_BEFORE_READERS = "container"
+# fields of a plan by their names in a Medium
+_RECORDED = {
+    "indices": "frame_indices",
+    "timestamps": "frame_timestamps",
+    "total_frames": "total_frames",
+    "loaded_size": "size",
+    "source_size": "decoded_size",
+    "fps": "fps",
+    "grid_thw": "grid_thw",
+    "second_per_grid_ts": "second_per_grid_ts",
+}
+_MAY_LACK = ("fps", "second_per_grid_ts")
 
 
 @dataclass(frozen=True)
@@ -108,9 +126,9 @@ class FramePlan:
             name: read_value(f"FramePlan: {name}", str(field.type), values[name], _FIX)
             for name, field in known.items()
         }
-        read["settings"] = {"reader": READER_BEFORE_READERS, **read["settings"]}
+        read["settings"] = {"reader": _READER_BEFORE_READERS, **read["settings"]}
         plan = cls(**read)
-        _check(plan)
+        _check(plan, {}, "", _FIX)
         return plan
 
     @classmethod
@@ -141,17 +159,56 @@ class FramePlan:
         return {"policy": self.policy, **self.settings}
 
     @classmethod
-    def from_medium(cls, medium: Medium, sampling: dict[str, Any]) -> FramePlan:
+    def from_medium(cls, medium: Medium, sampling: Mapping[str, Any]) -> FramePlan:
         """The plan out of a recorded video and its `processor["video"]["sampling"]`; nothing is guessed.
 
         Real times of the container are not recorded with a sample. Raises: ArgumentError.
         """
-        return cls(**recorded_fields(medium, sampling))
+        of = f" of {medium.media_id!r:.60}"
+        if not isinstance(sampling, Mapping):
+            raise ArgumentError(
+                f"FramePlan: sampling{of} is {type(sampling).__name__}. Fix: record plan.processor_settings()"
+            )
+        read = _of_medium(medium, of)
+        values = {"reader": _READER_BEFORE_READERS, **sampling}
+        policy = policy_of(values.pop("policy", None))
+        settings = policy.resolve(values)
+        assert settings.patch_size and settings.temporal_patch_size
+        _, height, width = read["grid_thw"]
+        plan = cls(
+            **read | {"fps": ASSUMED_FPS if read["fps"] is None else read["fps"]},
+            policy=policy.name,
+            settings=settings.to_dict(),
+            fps_assumed=read["fps"] is None,
+            counted_frames=read["total_frames"],
+            size=(width * settings.patch_size, height * settings.patch_size),
+        )
+        _check(plan, _RECORDED | {"size": "grid_thw"}, of, _FIX_MEDIUM)
+        family, times = get_family(settings.model), plan.timestamps
+        return replace(
+            plan,
+            counted_frames=policy.counted_frames(plan.total_frames, plan.fps, settings),
+            patch_timestamps=written_timestamps(family, times, settings.temporal_patch_size),
+        )
 
 
-def _check(plan: FramePlan) -> None:
-    """Refuse a plan that contradicts itself. Raises: ArgumentError naming the field."""
+def _of_medium(medium: Medium, of: str) -> dict[str, Any]:
+    """What a Medium records of a plan, by the plan's names; its `fps` is None where it was assumed."""
+    kinds = {f.name: str(f.type) for f in fields(FramePlan)} | {"fps": "float | None"}
+    out = {}
+    for mine, name in _RECORDED.items():
+        value = getattr(medium, name)
+        if value is None and mine not in _MAY_LACK:
+            raise ArgumentError(f"FramePlan: {of[4:]} has no {name}. Fix: {_FIX_MEDIUM}")
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        out[mine] = read_value(f"FramePlan: {name}{of}", kinds[mine], value, _FIX_MEDIUM)
+    return out
+
+
+def _check(plan: FramePlan, names: Mapping[str, str], of: str, fix: str) -> None:
+    """Refuse a plan that contradicts itself. Raises: ArgumentError naming the field, by `names` where they have it."""
     settings = policy_of(plan.policy).resolve(plan.settings)
+    assert settings.patch_size and settings.merge_size and settings.temporal_patch_size
     patch, unit = settings.patch_size, settings.patch_size * settings.merge_size
     frames, (width, height) = list(plan.indices), plan.size
     patches = -(-len(frames) // settings.temporal_patch_size)
@@ -169,8 +226,7 @@ def _check(plan: FramePlan) -> None:
         "fps": _is_positive(plan.fps),
         "second_per_grid_ts": plan.second_per_grid_ts is None
         or _is_positive(plan.second_per_grid_ts),
-        "timestamps": _are_times(plan.timestamps, len(frames))
-        and are_times_of(plan.indices, plan.timestamps, plan.fps),
+        "timestamps": _are_times(plan.timestamps, len(frames)) and _count_so(plan),
         "container_timestamps": _are_times(plan.container_timestamps, len(frames)),
         "patch_timestamps": _are_times(plan.patch_timestamps, patches),
     }
@@ -178,8 +234,15 @@ def _check(plan: FramePlan) -> None:
     if wrong is not None:
         value = reprlib.repr(getattr(plan, wrong))
         raise ArgumentError(
-            f"FramePlan: {wrong} {value:.80} is not possible, by itself or with the other fields. Fix: {_FIX}"
+            f"FramePlan: {names.get(wrong, wrong)}{of} is {value:.80}, impossible by itself or with the other fields. "
+            f"Fix: {fix}"
         )
+
+
+def _count_so(plan: FramePlan) -> bool:
+    """Is each time its index over `fps`, up to rounding? All policies count so."""
+    pairs = zip(plan.indices, plan.timestamps, strict=True)
+    return all(abs(t * plan.fps - i) <= 1e-3 * (i + plan.fps) for i, t in pairs)
 
 
 def _is_positive(value: float) -> bool:

@@ -51,13 +51,14 @@ def byte_values(settings: dict[str, Any] | None) -> np.ndarray:
             "'torchvision' or 'pil'. "
             "Fix: use a processor that rescales and normalises, or pixels='float32'"
         )
-    return _byte_values(backend, how["rescale_factor"], how["mean"], how["std"])
+    return normalized_bytes(backend, how["rescale_factor"], how["mean"], how["std"])
 
 
 @functools.lru_cache(maxsize=64)
-def _byte_values(
+def normalized_bytes(
     backend: str, rescale: float, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> np.ndarray:
+    """float32 [3, 256]: each byte of a channel, rescaled and normalised as the backend rounds."""
     values = np.arange(256)
     centre, spread = (np.array(x, np.float32)[:, None] for x in (mean, std))
     if backend == "pil":

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError
-from mmpack.planning.balance import balance
+from mmpack.planning.balance import _PARTNERS, _best_pair, _largest_differencing, balance
 
 
 def least_largest(costs, ranks, equal_counts):
@@ -73,14 +73,61 @@ def test_large_cases_are_even(n, ranks, equal_counts, kind):
     assert largest <= lengths.sum() / ranks * (1 + 1e-3)  # the mean is a lower bound
 
 
-def test_thirty_items_on_two_ranks_leave_almost_no_gap():
-    random = np.random.default_rng(0)
-    gaps = []
-    for _ in range(20):
-        costs = random.integers(100, 8192, 30)
-        sums = [costs[p].sum() for p in balance(costs, 2)]
-        gaps.append(abs(sums[0] - sums[1]))
-    assert np.mean(gaps) <= 4  # about 1; joined in another order, about 16
+def differenced(costs, ranks):
+    """Sums of Karmarkar and Karp's method, by lists: the two partitions of largest spread are joined crosswise."""
+    parts = [[0.0] * (ranks - 1) + [cost] for cost in costs]
+    while len(parts) > 1:
+        parts.sort(key=lambda sums: sums[-1] - sums[0])
+        first, second = parts.pop(), parts.pop()
+        parts.append(sorted(a + b for a, b in zip(first, reversed(second), strict=True)))
+    return parts[0]
+
+
+distinct = st.lists(
+    st.integers(1, 2**20), min_size=1, max_size=12, unique_by=lambda n: n.bit_length()
+)
+
+
+@given(distinct, st.integers(1, 5))
+def test_differencing_is_karmarkar_and_karp_s(costs, ranks):
+    """No two costs of one order of size: which partitions are joined is then never a tie."""
+    values = np.array(costs, float)
+    parts = _largest_differencing(values.tolist(), ranks)
+    assert sorted(i for part in parts for i in part.tolist()) == list(range(len(costs)))
+    assert sorted(values[part].sum() for part in parts) == pytest.approx(differenced(costs, ranks))
+
+
+few = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(few, few, st.booleans())
+def test_the_exchange_taken_is_the_best_of_all(one, other, equal_counts):
+    heavy, light = sorted((one, other), key=sum, reverse=True)
+    gap = sum(heavy) - sum(light)
+    values, at = np.array([*heavy, *light], float), np.arange(len(heavy) + len(light))
+    mine, theirs = at[: len(heavy)], at[len(heavy) :]
+    offered = [*light] + [0] * (not equal_counts)
+    left = [abs(gap - 2 * (h - p)) for h in heavy for p in offered if 0 < h - p < gap]
+    found = _best_pair(values, mine, theirs, float(gap), 0.0, equal_counts)
+    if found is None:
+        assert not left
+    else:
+        assert abs(values[found[0]].sum() - values[found[1]].sum()) == min(left)
+        assert sorted([*found[0], *found[1]]) == at.tolist()
+        assert not equal_counts or len(found[0]) == len(heavy)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=14), st.integers(2, 5), st.booleans())
+def test_no_single_exchange_with_the_heaviest_rank_is_left(costs, ranks, equal_counts):
+    """Tried one by one: an item for another, or for nothing, that brings the heaviest and a lighter rank nearer."""
+    assert ranks <= _PARTNERS
+    parts = balance(costs, ranks, equal_counts)
+    sums = [sum(costs[i] for i in part) for part in parts]
+    heavy = int(np.argmax(sums))
+    for light in set(range(ranks)) - {heavy}:
+        offered = [costs[i] for i in parts[light]] + [0] * (not equal_counts)
+        moves = {costs[i] - price for i in parts[heavy] for price in offered}
+        assert not [m for m in moves if 0 < m < sums[heavy] - sums[light]], (parts, heavy, light)
 
 
 def test_one_item_that_outweighs_all_others_is_alone():

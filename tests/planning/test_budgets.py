@@ -183,5 +183,5 @@ def test_damaged_files_are_named(tmp_path, change, why):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PlanError, match=r"can't be read.* Fix: name a plan file"):
+    with pytest.raises(PlanError, match=r"can't be read.* Fix: name a file that Plan.save wrote"):
         Plan.load(tmp_path / "none.json")

@@ -11,9 +11,9 @@ from support.process import run_python
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, PlanError
+from mmpack.families.kinds import REFERENCE
 from mmpack.layout.forest import build_forest
 from mmpack.planning import CostModel, Counts, calibrate, cost_model
-from mmpack.planning.cost import REFERENCE
 from mmpack.planning.counts import counts_of_batch, counts_of_forest, summed, with_media
 
 BASE = cost_model(REFERENCE)

@@ -60,8 +60,26 @@ def test_damaged_hevc_is_refused_or_the_same_at_each_call():
     np.testing.assert_array_equal(decode(data, range(FRAMES), threads=8), clean)
 
 
+def same_with_any_threads(data, frames, flips, tries, damaged):
+    """Bits flipped within `damaged`: each try gives the same pixels, or none, with any number of threads."""
+    rng, read = random.Random(0), 0
+    for _ in range(tries):
+        broken = bytearray(data)
+        for _ in range(flips):
+            broken[rng.randrange(*damaged)] ^= 1 << rng.randrange(8)
+        seen = []
+        for threads in (1, 2, 8):
+            try:
+                seen.append(decode(bytes(broken), range(frames), threads=threads).tobytes())
+            except (VideoError, ArgumentError):  # ArgumentError: frames are gone
+                seen.append(b"")
+        assert len(set(seen)) == 1
+        read += seen[0] != b""
+    assert read > 5
+
+
 def test_damaged_vp8_has_the_same_pixels_with_any_threads():
-    file, rng, read = io.BytesIO(), random.Random(0), 0
+    file = io.BytesIO()
     with av.open(file, "w", format="webm") as out:
         stream = out.add_stream("libvpx", rate=25)
         stream.width, stream.height, stream.pix_fmt = 256, 192, "yuv420p"
@@ -70,38 +88,14 @@ def test_damaged_vp8_has_the_same_pixels_with_any_threads():
             out.mux(stream.encode(frame.reformat(format="yuv420p")))
         out.mux(stream.encode())
     video = file.getvalue()
-    for _ in range(40):
-        broken = bytearray(video)
-        for _ in range(8):
-            broken[rng.randrange(len(video) // 8, len(video))] ^= 1 << rng.randrange(8)
-        seen = []
-        for threads in (1, 2, 8):
-            try:
-                seen.append(decode(bytes(broken), range(15), threads=threads).tobytes())
-            except (VideoError, ArgumentError):  # ArgumentError: frames are gone
-                seen.append(b"")
-        assert len(set(seen)) == 1
-        read += seen[0] != b""
-    assert read > 5
+    same_with_any_threads(video, 15, 8, 40, (len(video) // 8, len(video)))
 
 
 def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
     """FFmpeg drops hidden pictures and does not report which were broken; later ones refer to them."""
-    video, rng, read = with_hidden_frames(20, gop=30), random.Random(0), 0
+    video = with_hidden_frames(20, gop=30)
     start = video.index(b"mdat")
-    for _ in range(60):
-        broken = bytearray(video)
-        for _ in range(3):
-            broken[rng.randrange(start + 2000, start + len(video) // 2)] ^= 1 << rng.randrange(8)
-        seen = []
-        for threads in (1, 2, 8):
-            try:
-                seen.append(decode(bytes(broken), range(10), threads=threads).tobytes())
-            except (VideoError, ArgumentError):
-                seen.append(b"")
-        assert len(set(seen)) == 1
-        read += seen[0] != b""
-    assert read > 5
+    same_with_any_threads(video, 10, 3, 60, (start + 2000, start + len(video) // 2))
 
 
 def test_a_broken_picture_without_a_time_is_called_so():

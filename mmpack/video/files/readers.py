@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,24 @@ class Reading:
         return self.total_frames, self.duration
 
 
+@dataclass(frozen=True)
+class Reader:
+    """A library as a row of `READERS`: its clock, and which frames it gives otherwise than mmpack counts them."""
+
+    clock: Callable[[Opened, Packets], Reading]
+    seeks: bool = False  # each frame by its time; the others decode from the first on
+    turns: bool = True  # frames upright; by transformers and qwen-vl-utils two are never turned
+    av1: bool = True  # has a decoder of it
+    fields: bool = True  # one picture for each frame of an interlaced video
+    unordered: bool = True  # finds frames where times lack or repeat
+    open_groups: bool = True  # finds pictures that are shown before their keyframe
+    lost: tuple[str, ...] = ()  # containers in which it does not find every frame
+    takes: str = "best"  # of several video streams: the "best", the "first", or any "other"
+
+
 def read_as(reader: str, video: Opened, packets: Packets, picture: Any = None) -> Reading:
     """What `reader` (a name of `READERS`) makes of header and packets; `picture`: see `unpaired`."""
-    reading = READERS[reader](video, packets)
+    reading = READERS[reader].clock(video, packets)
     why = unpaired(reader, video, packets, picture)
     why = f"{reader} {why}" if why else _other_stream(reader, video)
     return reading if why is None else replace(reading, refusal=why)
@@ -66,23 +82,23 @@ def unpaired(reader: str, video: Opened, packets: Packets, picture: Any = None) 
 
     `picture`: frame 0 (av.VideoFrame). Without it, interlaced and rotated pictures are not looked at.
     """
-    container = video.container.format.name
-    if reader in ("opencv", "decord") and video.stream.codec_context.name in ("av1", "libdav1d"):
+    row, container = READERS[reader], video.container.format.name
+    if not row.av1 and video.stream.codec_context.name in ("av1", "libdav1d"):
         return "has no decoder of AV1"
     if picture is not None:
-        if reader == "opencv" and picture.interlaced_frame:
+        if not row.fields and picture.interlaced_frame:
             return "(5.0) gives one picture for every frame of an interlaced video"
-        if reader in _NEVER_TURNED and rotation_of(picture, video.where):
+        if not row.turns and rotation_of(picture, video.where):
             return "turns no frame upright, and this video is rotated"
-    if reader == "torchvision" and not packets.named:
+    if not row.unordered and not packets.named:
         return "puts frames in the order of times that this file lacks or repeats"
-    if reader not in _SEEKING:
+    if not row.seeks:
         return None
     if not packets.named or not packets.shown.all():
         return "counts frames differently (an edit list hides some, or times repeat)"
-    if container in ("mpegts", *(("avi", "asf") if reader == "decord" else ())):
+    if container in row.lost:
         return f"does not find every frame of {container}"
-    if reader == "decord" and packets.open_groups:
+    if not row.open_groups and packets.open_groups:
         return OPEN_GROUPS
     return None
 
@@ -92,7 +108,7 @@ def _container(video: Opened, packets: Packets) -> Reading:
     rate, count, times = video.stream.average_rate, len(packets.frames), packets.timestamps
     fps = float(rate) if rate else None
     if times is None:
-        return Reading(fps, count, count / fps if fps else 0.0)
+        return _by_rate(rate, count)
     last = float(packets.durations[packets.frames[-1]] * packets.time_base)
     if last <= 0:
         last = float(times[-1]) / (count - 1) if count > 1 else 1 / fps if fps else 0.0
@@ -133,10 +149,9 @@ def _opencv(video: Opened, packets: Packets) -> Reading:
 
 def _decord(video: Opened, packets: Packets) -> Reading:
     """The header's rate, packets counted."""
-    rate, count = video.stream.average_rate, len(packets.shown)
+    rate = video.stream.average_rate
     why = None if rate else "decord can't read it: its header has no frame rate"
-    fps = float(rate) if rate else None
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, len(packets.shown), why)
 
 
 def _pyav(video: Opened, packets: Packets) -> Reading:
@@ -146,34 +161,42 @@ def _pyav(video: Opened, packets: Packets) -> Reading:
     if not count or not rate:
         missing = "frame count" if rate else "frame rate"
         why = f"transformers can't read it by PyAV: its header has no {missing}"
-    fps = float(rate) if rate else None
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, count, why)
 
 
 def _torchvision(video: Opened, packets: Packets) -> Reading:
     """The header's rate; each frame of a time from 0 on."""
     rate, pts = video.stream.average_rate, packets.pts
-    fps = float(rate) if rate else None
     count = len(packets.frames)
     why = None if rate else "torchvision reads no frame rate: its header has none"
     if packets.named and pts is not None:
         count = int(np.count_nonzero(pts[packets.frames] >= 0))
         if count < len(packets.frames):
             why = "torchvision leaves out the frames before time 0"
-    return Reading(fps, count, count / fps if fps else 0.0, refusal=why)
+    return _by_rate(rate, count, why)
 
 
-READERS: dict[str, Callable[[Opened, Packets], Reading]] = {
-    "torchcodec": _torchcodec,
-    "opencv": _opencv,
-    "decord": _decord,
-    "pyav": _pyav,
-    "torchvision": _torchvision,
-    "container": _container,
+def _by_rate(rate: Fraction | None, count: int, refusal: str | None = None) -> Reading:
+    """What follows from the header's rate and a count of frames."""
+    fps = float(rate) if rate else None
+    return Reading(fps, count, count / fps if fps else 0.0, refusal=refusal)
+
+
+READERS = {
+    "torchcodec": Reader(_torchcodec, seeks=True, lost=("mpegts",)),
+    "opencv": Reader(_opencv, av1=False, fields=False, takes="first"),
+    "decord": Reader(
+        _decord,
+        seeks=True,
+        av1=False,
+        open_groups=False,
+        lost=("mpegts", "avi", "asf"),
+        takes="other",
+    ),
+    "pyav": Reader(_pyav, turns=False, takes="first"),
+    "torchvision": Reader(_torchvision, turns=False, unordered=False, takes="first"),
+    "container": Reader(_container),
 }
-_FIRST_STREAM = ("opencv", "pyav", "torchvision")
-_NEVER_TURNED = ("pyav", "torchvision")  # by transformers and qwen-vl-utils; the others turn frames
-_SEEKING = ("torchcodec", "decord")  # each frame by its time; the others decode from the first on
 OPEN_GROUPS = "loses the pictures that are shown before the keyframe in front of them (open GOPs)"
 
 
@@ -213,13 +236,13 @@ def _end_of_opencv(total: int, fps: float, video: Opened, packets: Packets) -> i
 
 def _other_stream(reader: str, video: Opened) -> str | None:
     """Why `reader` takes another video stream than mmpack does, or may; None: the same."""
-    streams = video.container.streams.video
-    if reader in _FIRST_STREAM and streams[0].index != video.stream.index:
+    streams, takes = video.container.streams.video, READERS[reader].takes
+    if takes == "first" and streams[0].index != video.stream.index:
         return (
             f"{reader} takes the first video stream, mmpack number {video.stream.index}, the best"
         )
-    if reader == "decord" and len(streams) > 1:
-        return f"decord takes another of {len(streams)} video streams than the best"
+    if takes == "other" and len(streams) > 1:
+        return f"{reader} takes another of {len(streams)} video streams than the best"
     return None
 
 

@@ -1,1 +1,1 @@
-"""Sampling policies, one per file, each equal to what upstream code of that name does."""
+"""Sampling policies: rows of a table (`registry.py`), each equal to what upstream code of that name does."""

@@ -6,22 +6,46 @@ Sizes are (width, height) in pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mmpack.families import Family, get_family
 from mmpack.layout.seconds import patch_seconds
-from mmpack.video.policies.base import Policy
+from mmpack.video.policies.base import Policy, Settings
 from mmpack.video.policies.resize import Size, budget_size, qwen2_size, qwen3_size
 
 
-def processed_size(policy: Policy, settings: Any, frames: int, size: Size) -> Size:
+def processed_size(policy: Policy, settings: Settings, frames: int, size: Size) -> Size:
     """The size after the processor's resize. Raises: ArgumentError where upstream raises."""
     family = get_family(settings.model)
-    assert family.video is not None
-    fit = _of_qwen2_vl if family.video_layout == "single" else _of_qwen3_vl
+    assert settings.patch_size and settings.merge_size and settings.temporal_patch_size
+    assert family.video is not None and settings.min_pixels and settings.max_pixels
+    factor, patch = settings.patch_size * settings.merge_size, settings.temporal_patch_size
+    low, high = settings.min_pixels, settings.max_pixels
+    old = settings.transformers == "5.8"
     if family.video.resize == "budget":
-        fit = _of_budget
-    return checked_size(policy, fit(policy, settings, frames, size), size)
+        fitted = budget_size(size, factor, high)
+    elif family.video_layout == "single":
+        if settings.cap_pixels_per_frame:
+            assert settings.max_video_tokens
+            budget = int(settings.max_video_tokens * factor * factor * 0.9)
+            high = max(min(high, budget * patch // frames), int(low * 1.05))
+        fitted = qwen2_size(size, factor, low, high)
+    else:
+        if settings.cap_pixels_per_frame:
+            assert settings.max_video_tokens
+            share = min(settings.max_video_tokens * factor * factor, high // frames)
+            high = max(share, int(low * 1.05)) * frames
+        if old and min(size) < factor:
+            raise policy.error(
+                f"frames of {size[0]} x {size[1]} are smaller than a merged patch of {factor}",
+                "enlarge them, or set transformers='5.15'",
+            )
+        if not old and frames < patch:
+            raise policy.error(
+                f"{frames} frame is less than a temporal patch of {patch}, which the processor refuses",
+                "pass it as an image, or (before transformers 5.15) set transformers='5.8'",
+            )
+        fitted = qwen3_size(size, factor, low, high, frames, patch, round_up=old)
+    return checked_size(policy, fitted, size)
 
 
 def checked_size(policy: Policy, fitted: Size | None, size: Size) -> Size:
@@ -36,7 +60,7 @@ def checked_size(policy: Policy, fitted: Size | None, size: Size) -> Size:
 
 
 def seconds_per_patch(
-    family: Family, settings: Any, frames: int, counted: int, fps: float, *, fps_known: bool
+    family: Family, settings: Settings, frames: int, counted: int, fps: float, *, fps_known: bool
 ) -> float | None:
     """Seconds of a temporal patch: its frames over the sampled rate, in transformers' order of operations.
 
@@ -44,8 +68,9 @@ def seconds_per_patch(
     """
     if family.tokens_per_second is None:
         return None
+    assert settings.temporal_patch_size
     sampled = frames / counted * fps if fps_known else fps
-    return float(settings.temporal_patch_size / sampled)
+    return settings.temporal_patch_size / sampled
 
 
 def written_timestamps(
@@ -55,37 +80,3 @@ def written_timestamps(
     if family.video_layout != "frames":
         return None
     return tuple(patch_seconds(times, patch, family))
-
-
-def _of_qwen2_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:
-    factor = settings.patch_size * settings.merge_size
-    low, high = settings.min_pixels, settings.max_pixels
-    if settings.cap_pixels_per_frame:
-        budget = int(settings.max_video_tokens * factor * factor * 0.9)
-        share = budget * settings.temporal_patch_size // frames
-        high = max(min(high, share), int(low * 1.05))
-    return qwen2_size(size, factor, low, high)
-
-
-def _of_budget(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:
-    return budget_size(size, settings.patch_size * settings.merge_size, settings.max_pixels)
-
-
-def _of_qwen3_vl(policy: Policy, settings: Any, frames: int, size: Size) -> Size | None:
-    factor, patch = settings.patch_size * settings.merge_size, settings.temporal_patch_size
-    low, high = settings.min_pixels, settings.max_pixels
-    old = settings.transformers == "5.8"
-    if settings.cap_pixels_per_frame:
-        share = min(settings.max_video_tokens * factor * factor, high // frames)
-        high = max(share, int(low * 1.05)) * frames
-    if old and min(size) < factor:
-        raise policy.error(
-            f"frames of {size[0]} x {size[1]} are smaller than a merged patch of {factor}",
-            "enlarge them, or set transformers='5.15'",
-        )
-    if not old and frames < patch:
-        raise policy.error(
-            f"{frames} frame is less than a temporal patch of {patch}, which the processor refuses",
-            "pass it as an image, or (before transformers 5.15) set transformers='5.8'",
-        )
-    return qwen3_size(size, factor, low, high, frames, patch, round_up=old)
