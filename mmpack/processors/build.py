@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
 from mmpack.layout.runs import Runs, placeholder_runs
 from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths
+from mmpack.processors.settings import Parts
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, covered
@@ -31,20 +32,8 @@ COMPUTED = {
 }
 
 
-class Layout(Protocol):
-    """What a sample is built by: the layout of a `Processor`."""
-
-    family: Family
-    tokenizer: Any
-    position_rule: str
-    tokens_per_second: float | None
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
-
-
 def build_sample(
-    processor: Layout,
+    parts: Parts,
     ids: np.ndarray,
     media: Sequence[Medium],
     loss_spans: list[LossSpan],
@@ -60,7 +49,7 @@ def build_sample(
             f"processor: {unknown[0]!r} is not a field of Sample that you can set. Fix: leave it out"
         )
     check_fields({"sample_id": sample_id, "group_id": group_id} | fields)
-    family = processor.family
+    family = parts.family
     policy = covered(loss_spans, len(ids))
     context = context_ids(ids, policy, family)
     _refuse_unread(context, family)
@@ -70,8 +59,8 @@ def build_sample(
         context,
         family,
         **grids_of_media(media),
-        rule=processor.position_rule,
-        tokens_per_second=processor.tokens_per_second,
+        rule=parts.position_rule,
+        tokens_per_second=parts.tokens_per_second,
     )
     distinct, spans = spans_from_runs(runs, media, family, "processor")
     logprobs = fields.pop("rollout_logprobs", None)
@@ -79,8 +68,8 @@ def build_sample(
     metadata = dict(fields.pop("metadata", None) or {})
     if policy.any():
         written = ids[policy].tolist()
-        metadata[RESPONSE_TEXT_KEY] = response_hash(processor.tokenizer.decode(written), written)
-    settings = processor.settings
+        metadata[RESPONSE_TEXT_KEY] = response_hash(parts.tokenizer.decode(written), written)
+    settings = parts.settings
     return Sample(
         sample_id=sample_id,
         group_id=sample_id if group_id is None else group_id,

@@ -1,8 +1,8 @@
-"""What an image processor of transformers makes of one picture: its grid (t, h, w) and patches [t·h·w, patch_dim]."""
+"""What an image processor of transformers makes of one picture: grids (t, h, w) and patches [t·h·w, patch_dim]."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,15 @@ PIXELS = ("float32", "uint8")  # what processed pixels may be held as
 AS_BYTES = {"do_rescale": False, "do_normalize": False}
 
 
+class Cut(NamedTuple):
+    """What an image processor made of one picture: one view, or several that are media of their own."""
+
+    grids: list[tuple[int, int, int]]  # (t, h, w) patches of each view
+    pixel_values: np.ndarray  # [patches, patch_dim], view after view
+    rows: int = 0  # of slices
+    columns: int = 0
+
+
 def process(
     image_processor: Any,
     pixels: np.ndarray,
@@ -22,7 +31,7 @@ def process(
     family: Family,
     where: str,
     kept_as: str = "float32",
-) -> Processed:
+) -> Cut:
     """Run `image_processor` on uint8 [h, w, 3]. `kept_as`: one of PIXELS.
 
     Raises: ArgumentError for a picture that it refuses, and for `uint8` where its resize makes no bytes.
@@ -32,7 +41,7 @@ def process(
     options = image_options(family, image_processor) | (AS_BYTES if kept_as == "uint8" else {})
     try:
         out = image_processor(images=[image], return_tensors=kind, **options)
-    except ValueError as error:  # a shape that it can't resize
+    except (ValueError, ZeroDivisionError) as error:  # a shape that it can't resize
         why = " ".join(str(error).split())[:200]
         raise ArgumentError(
             f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
@@ -41,12 +50,18 @@ def process(
     made = np.asarray(out["pixel_values"])
     if kept_as == "uint8":
         made = as_bytes(made, where)
+    if family.pixel_layout == "strip":
+        rows, columns = (int(n) for n in out["grids"][0])
+        sizes = [(1, int(h), int(w)) for h, w in np.asarray(out["target_sizes"])]
+        return Cut(sizes, _patches_of_strip(made[0], family), rows, columns)
     if family.pixel_layout in ("tiles", "canvas"):
-        return patches_of(made, family)
-    if family.pixel_layout == "padded":
-        return patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
-    t, h, w = (int(n) for n in out["image_grid_thw"][0])
-    return Processed((t, h, w), made.reshape(t * h * w, family.patch_dim))
+        done = patches_of(made, family)
+    elif family.pixel_layout == "padded":
+        done = patches_of_lines(made, np.asarray(out["image_position_ids"]), family)
+    else:
+        t, h, w = (int(n) for n in out["image_grid_thw"][0])
+        done = Processed((t, h, w), made.reshape(t * h * w, family.patch_dim))
+    return Cut([done.grid_thw], done.pixel_values)
 
 
 def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
@@ -91,3 +106,10 @@ def patches_of(tiles: np.ndarray, family: Family) -> Processed:
     h, w = height // size, width // size
     cells = tiles.reshape(t, channels, h, size, w, size).transpose(0, 2, 4, 1, 3, 5)
     return Processed((t, h, w), np.ascontiguousarray(cells).reshape(t * h * w, family.patch_dim))
+
+
+def _patches_of_strip(strip: np.ndarray, family: Family) -> np.ndarray:
+    """[3, side, patches · side] as patches."""
+    side = family.patch_size
+    patches = strip.reshape(3, side, -1, side).transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(patches).reshape(-1, family.patch_dim)

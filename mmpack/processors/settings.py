@@ -1,4 +1,4 @@
-"""Every resolved setting of a processor that decides the layout, as one plain dict (`Sample.processor`).
+"""`Parts` of a processor, and each resolved setting that decides the layout, as one plain dict (`Sample.processor`).
 
 Settings that change no token, grid or pixel (padding side, return types, length limits) stay out of it.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from mmpack.families import Family
+from mmpack.layout.fingerprint import fingerprint
+from mmpack.processors.audio import audio_settings
 from mmpack.processors.pixels import image_options
 from mmpack.schema.plain_json import canonical_json
 
@@ -68,43 +72,64 @@ class TokenizerHash:
 _HASHED: WeakKeyDictionary[Any, TokenizerHash] = WeakKeyDictionary()  # of this process
 
 
-def vocab_size(family: Family, tokenizer: Any) -> int:
-    """Ids that a model of the family can sample and embed: its rows, which are padded, or the tokenizer's, if more."""
-    return max(family.vocab_size, len(tokenizer))
+@dataclass
+class Parts:
+    """What `wrap_processor` has checked: transformers' objects, and how samples are made with them."""
+
+    tokenizer: Any
+    image_processor: Any
+    video_processor: Any
+    feature_extractor: Any
+    family: Family
+    chat_template: str | None
+    position_rule: str
+    tokens_per_second: float | None
+    video_markers: str  # see `expand`
+    media_root: Path | None
+    kept_as: str  # what pixels are held as
+    numbered: bool  # each picture's number is written before its views
+    sampling: dict[str, Any] | None  # of `resolved_sampling`
+    tokenizer_hash: TokenizerHash = field(default_factory=TokenizerHash)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`Sample.processor`: every setting that decides the layout, as the parts have it now."""
+        return describe(self)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it: the rows of released embeddings, which are padded, or the tokenizer's tokens, if more."""
+        return max(self.family.vocab_size, len(self.tokenizer))
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:<64 hex>` of `settings`."""
+        return fingerprint(self.settings)
 
 
-def describe(
-    family: Family,
-    tokenizer: Any,
-    image_processor: Any,
-    video_processor: Any,
-    chat_template: str | None,
-    position_rule: str,
-    tokens_per_second: float | None,
-    video_markers: str,
-    tokenizer_hash: TokenizerHash,
-    sampling: dict[str, Any] | None = None,
-    audio: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`. `audio`: of families
-    that hear, its part.
-    """
-    video = vision_settings(video_processor)
-    out = {
+def describe(parts: Parts) -> dict[str, Any]:
+    """The `processor` object of a sample."""
+    family, tokenizer, template = parts.family, parts.tokenizer, parts.chat_template
+    options = image_options(family, parts.image_processor) | _merges(family)
+    out: dict[str, Any] = {
         "family": family.name,
-        "tokenizer": tokenizer_hash.of(tokenizer)
-        | {"special_ids": special_ids(tokenizer), "vocab_size": vocab_size(family, tokenizer)},
-        "chat_template": None if chat_template is None else text_hash(chat_template),
-        "image": vision_settings(
-            image_processor, image_options(family, image_processor) | _merges(family)
-        ),
-        "video": video if sampling is None or video is None else video | {"sampling": sampling},
-        "position_rule": position_rule,
-        "tokens_per_second": tokens_per_second,
+        "tokenizer": parts.tokenizer_hash.of(tokenizer)
+        | {"special_ids": special_ids(tokenizer), "vocab_size": parts.vocab_size},
+        "chat_template": None if template is None else text_hash(template),
+        "image": vision_settings(parts.image_processor, options),
+        "video": vision_settings(parts.video_processor),
+        "position_rule": parts.position_rule,
+        "tokens_per_second": parts.tokens_per_second,
     }
+    if parts.sampling is not None and out["video"] is not None:
+        out["video"]["sampling"] = parts.sampling
+    if family.views is not None and out["image"] is not None:
+        out["image"]["use_image_id"] = parts.numbered
     if family.audio is not None:
-        out["audio"] = audio
-    return out | ({"video_markers": video_markers} if family.video_layout == "frames" else {})
+        out["audio"] = audio_settings(parts.feature_extractor, family.audio)
+    if family.video_layout == "frames":
+        out["video_markers"] = parts.video_markers
+    return out
 
 
 def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> dict[str, Any] | None:

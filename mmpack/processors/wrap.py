@@ -25,7 +25,7 @@ from mmpack.processors.resolve import (
     video_markers,
 )
 from mmpack.processors.sampling import resolved_sampling
-from mmpack.processors.settings import vision_settings
+from mmpack.processors.settings import Parts, vision_settings
 from mmpack.processors.videos import VideoReader
 from mmpack.video.cache import FrameCache
 from mmpack.video.decoding import check_threads
@@ -88,6 +88,7 @@ def wrap_processor(
     parts = _parts(hf_processor, given)
     about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
+    seconds = about.tokens_per_second if tokens_per_second is None else tokens_per_second
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
     if feature_extractor is None and "audio" in dict(about.unread):
         parts["feature_extractor"] = None  # a part of its processor, of what is not read
@@ -123,19 +124,19 @@ def wrap_processor(
                         f"wrap_processor: pixels='uint8', but {name} normalises the channels of {about.name} unlike, "
                         "and its patches hold them last. Fix: pass pixels='float32'"
                     )
-    return Processor(
+    own = Parts(
         **parts,
         family=about,
         chat_template=template,
         position_rule=rule,
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=None if seconds is None else float(seconds),
         video_markers=video_markers(hf_processor),
         media_root=root,
-        cache_bytes=cache_bytes,
-        videos=reader,
         kept_as=pixels,
         numbered=numbers_pictures(about, hf_processor, parts["image_processor"]),
+        sampling=None if reader is None else reader.sampling,
     )
+    return Processor(own, reader, cache_bytes)
 
 
 def _parts(hf_processor: Any, given: Mapping[str, Any]) -> dict[str, Any]:

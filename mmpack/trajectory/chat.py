@@ -88,7 +88,7 @@ def from_chat(
         answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
         if answer is None:
             text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
-            answer = Answer(processor.encoded(text, ()), None, False)
+            answer = Answer(processor.prompts.encoded(text, ()), None, False)
         asked = shown[begin:k]
         source = source_of([m["role"] for m in asked])
         if sample is None:
@@ -176,7 +176,7 @@ def from_calls(
             answer = _answer(choice, message, processor, at)
             if answer is None:
                 text = _answer_text(processor, shown, message, options, i)
-                answer = Answer(processor.encoded(text, ()), None, False)
+                answer = Answer(processor.prompts.encoded(text, ()), None, False)
             marks = ["context"] * (known is None) + ["response"] * (not answer.recorded)
             turns.append(
                 Turn(
@@ -330,8 +330,10 @@ def _answer_text(
     """What the template writes for an answer behind its generation prompt, with the end of turn."""
     options = template_options(template_kwargs)
     count = len(before)
-    asked = processor.rendered(before, {**options, "add_generation_prompt": True}, since=count)
-    whole = processor.rendered(
+    asked = processor.prompts.rendered(
+        before, {**options, "add_generation_prompt": True}, since=count
+    )
+    whole = processor.prompts.rendered(
         [*before, message], {**options, "add_generation_prompt": False}, since=count
     )
     if not whole.startswith(asked):

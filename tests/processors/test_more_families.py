@@ -208,7 +208,7 @@ def test_what_becomes_of_the_markers_is_a_setting(qwen3):
     samples = {}
     for markers in (KEPT, REPLACED):
         processor = mp.wrap_processor(qwen3)
-        processor.video_markers = markers
+        processor.parts.video_markers = markers
         samples[markers] = processor(messages, sample_id="s")
         assert samples[markers].processor["video_markers"] == markers
         assert mp.validate(samples[markers]) == []
@@ -225,7 +225,7 @@ def test_what_becomes_of_the_markers_is_a_setting(qwen3):
 def test_one_id_a_video(qwen3, markers):
     """Unexpanded ids of an engine: seconds are encoded by themselves; a sampled placeholder stays a text token."""
     processor = mp.wrap_processor(qwen3)
-    processor.video_markers = markers
+    processor.parts.video_markers = markers
     medium = clip()
     runs = []
     for written in ("<0.1 seconds>", "<1.3 seconds>", "<2.0 seconds>"):
