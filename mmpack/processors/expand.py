@@ -97,7 +97,7 @@ def with_runs(
     `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
     """
     units = units_of(media)
-    written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
+    written = family.texts.markers or any(map(family.in_pieces, family.placeholder_ids))
     if not (written or any(sound is not None for _, sound in units)):
         return text
 
@@ -250,14 +250,14 @@ def _texts(medium: Medium, family: Family) -> list[str]:
     runs = family.spans_of(medium.modality, medium.grid_thw)
     if _in_frames(medium, family):
         seconds = frame_seconds(medium, family)
-        whole = family.frames_between.join(frame_text(family, s, _RUN) for s in seconds)
+        whole = family.texts.between.join(frame_text(family, s, _RUN) for s in seconds)
     elif medium.modality == "video" or family.row_end_id is not None:
         whole = _RUN * runs
     else:
-        tiles = [family.image_text.format(run=_RUN)] * runs
+        tiles = [family.texts.image.format(run=_RUN)] * runs
         whole = tiles[0]
-        if len(tiles) > 1 and family.tiles_text is not None:
-            whole = family.tiles_text.format(first=tiles[0], rest=" ".join(tiles[1:]))
+        if len(tiles) > 1 and family.texts.tiles is not None:
+            whole = family.texts.tiles.format(first=tiles[0], rest=" ".join(tiles[1:]))
     return whole.split(_RUN)
 
 
@@ -265,15 +265,13 @@ def _marks(medium: Medium, family: Family) -> list[tuple[list[int], list[int]]]:
     """Ids right before and right after each of a medium's runs."""
     runs = family.spans_of(medium.modality, medium.grid_thw)
     start, end = family.starts, family.ends
-    if _in_frames(medium, family) and family.frame_start_id is not None:
-        start = [family.frame_start_id]
+    if _in_frames(medium, family) and family.texts.frame_start_id is not None:
+        start = [family.texts.frame_start_id]
     if medium.modality == "image" and family.row_end_id is not None:
         rows: list[tuple[list[int], list[int]]] = [([], [family.row_end_id])] * runs
         rows[0], rows[-1] = (start, rows[0][1]), (rows[-1][0], end)
         return rows if runs > 1 else [(start, end)]
-    return [
-        (start, end) if family.writes_markers or _in_frames(medium, family) else ([], [])
-    ] * runs
+    return [(start, end) if family.texts.markers or _in_frames(medium, family) else ([], [])] * runs
 
 
 def _take_breaks(

@@ -80,16 +80,16 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
 def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
     """What the family's processor of transformers hands to its image processor beside the image.
 
-    Of `image_defaults` only what the image processor does not set itself.
+    Of the `defaults` only what the image processor does not set itself.
     """
     unset = {
         name: value
-        for name, value in family.image_defaults
+        for name, value in family.images.defaults
         if getattr(image_processor, name, None) is None
     }
     if family.pixel_layout == "canvas":  # sides are whole merged patches
         unset["patch_size"] = family.patch_size * family.spatial_merge_size
-    return unset | dict(family.image_options)
+    return unset | dict(family.images.passed)
 
 
 def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:

@@ -90,7 +90,7 @@ def check_settings(
         ("pooling_kernel_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),
         ("temporal_patch_size", family.temporal_patch_size),
-        *family.fixed_settings,
+        *family.images.fixed,
     ):
         found = getattr(image_processor, name, own)
         if found != own:

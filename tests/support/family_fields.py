@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "families.md"
 SOURCE = ROOT / "mmpack" / "families" / "base.py"
+HELD = {"Texts": "texts", "ImageSettings": "images", "TwoWay": "two_way"}
 BEGIN, END = "<!-- fields: tests/support/family_fields.py -->\n", "<!-- /fields -->\n"
 
 
@@ -39,19 +40,18 @@ def main() -> int:
 
 
 def table(source: str) -> str:
-    """One row per field of `Family`, in its order."""
+    """One row per field of `Family`, and of the records that it holds, in their order."""
     lines = source.splitlines()
-    (family,) = [
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == "Family"
-    ]
+    kinds = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)}
     rows = []
-    for node in family.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+    for name in ("Family", *HELD):
+        for node in kinds[name].body:
+            if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+                continue
             default = "" if node.value is None else f"`{ast.unparse(node.value)}`"
             kind = ast.unparse(node.annotation)
-            cells = [f"`{node.target.id}`", f"`{kind}`", default, comment_of(node, lines)]
+            prefix = f"{HELD[name]}." if name in HELD else ""
+            cells = [f"`{prefix}{node.target.id}`", f"`{kind}`", default, comment_of(node, lines)]
             rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     head = ["| field | type | unless given | meaning |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *rows]) + "\n"

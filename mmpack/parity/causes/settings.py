@@ -108,7 +108,7 @@ def limits_fix(pair: Pair) -> str:
     parts = [side.sample.processor or {} for side in pair.sides]
     unlike, _ = compare_settings(*parts)
     family = pair.left.family
-    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.limit_names)
+    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.images.limit_names)
     found = {}
     for path, values in unlike.items():
         if _cause(path) == "max_pixels":
