@@ -65,12 +65,15 @@ class VideoDefaults:
 
 @dataclass(frozen=True)
 class Views:
-    """Texts around the placeholders of a picture's views: the whole picture, then slices of it, row by row."""
+    """Texts around the placeholders of a picture's views: the whole picture, and slices of it, row by row."""
 
     whole: tuple[str, str]
-    slice: tuple[str, str]
+    slice: tuple[str, str]  # may hold {row} and {column}, counted from 1
     row_end: str  # between two rows of slices
-    number: tuple[str, str]  # around the picture's number in its sample, before the views
+    # around the picture's number in its sample, before the views; None: pictures have no numbers
+    number: tuple[str, str] | None = None
+    # the whole picture comes behind its slices, after this text; None: before them
+    whole_last: str | None = None
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ def with_runs(
     `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
     """
     units = units_of(media)
-    written = family.texts.markers or any(map(family.in_pieces, family.placeholder_ids))
+    written = family.texts.markers or family.views is not None
+    written |= any(map(family.in_pieces, family.placeholder_ids))
     if not (written or any(sound is not None for _, sound in units)):
         return text
 

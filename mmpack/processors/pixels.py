@@ -54,6 +54,10 @@ def process(
         rows, columns = (int(n) for n in out["grids"][0])
         sizes = [(1, int(h), int(w)) for h, w in np.asarray(out["target_sizes"])]
         return Cut(sizes, _patches_of_strip(made[0], family), rows, columns)
+    if family.views is not None:  # tiles, of one picture of one sample
+        rows, columns = (int(out[name][0][0]) for name in ("rows", "cols"))
+        (t, h, w), patches = patches_of(made[0], family)
+        return Cut([(1, h, w)] * t, patches, rows, columns)
     if family.pixel_layout in ("tiles", "canvas"):
         done = patches_of(made, family)
     elif family.pixel_layout == "padded":
@@ -90,6 +94,12 @@ def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
     if family.pixel_layout == "canvas":  # sides are whole merged patches
         unset["patch_size"] = family.patch_size * family.spatial_merge_size
     return unset | dict(family.images.passed)
+
+
+def view_side(image_processor: Any) -> int | None:
+    """Pixels of a view's side, where all views are squares of one size."""
+    size = getattr(image_processor, "max_image_size", None)
+    return None if size is None else int(size["longest_edge"])
 
 
 def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:

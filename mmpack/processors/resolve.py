@@ -9,6 +9,7 @@ from mmpack.errors import ArgumentError, check_number
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.processors.expand import KEPT, REPLACED
 from mmpack.processors.frame_processor import FrameProcessor
+from mmpack.processors.pixels import view_side
 
 
 def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
@@ -62,10 +63,23 @@ def video_markers(hf_processor: Any) -> str:
 
 def numbers_pictures(family: Family, hf_processor: Any, image_processor: Any) -> bool:
     """Whether the processor writes each picture's number before its views: its own setting, else the image part's."""
-    if family.views is None:
+    if family.views is None or family.views.number is None:
         return False
     own = getattr(hf_processor, "use_image_id", None)
     return bool(getattr(image_processor, "use_image_id", False) if own is None else own)
+
+
+def check_view_tokens(family: Family, hf_processor: Any, image_processor: Any) -> None:
+    """Raise ArgumentError where the processor writes another number of placeholders per view than the family has."""
+    written, side = getattr(hf_processor, "image_seq_len", None), view_side(image_processor)
+    if written is None or side is None:
+        return
+    expected = family.vision_tokens((1, side // family.patch_size, side // family.patch_size))
+    if written != expected:
+        raise ArgumentError(
+            f"wrap_processor: image_seq_len is {written}, but {family.name} has {expected} tokens per view of {side} "
+            "pixels. Fix: register a family with this checkpoint's patch_size and spatial_merge_size"
+        )
 
 
 def check_settings(

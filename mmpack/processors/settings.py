@@ -18,7 +18,7 @@ import numpy as np
 from mmpack.families import Family
 from mmpack.layout.fingerprint import fingerprint
 from mmpack.processors.audio import audio_settings
-from mmpack.processors.pixels import image_options
+from mmpack.processors.pixels import image_options, view_side
 from mmpack.schema.plain_json import canonical_json
 
 # a setting counts only while its switch is on
@@ -37,12 +37,17 @@ _SWITCHED = {
         "pan_and_scan_min_ratio_to_activate",
     ),
     "slice_mode": ("max_slice_nums",),
+    "do_image_splitting": (),
     "use_image_id": (),
 }
-_TILES = ("crop_to_patches", "do_pan_and_scan")  # off, too, they decide a grid
+_TILES = (
+    "crop_to_patches",
+    "do_pan_and_scan",
+    "do_image_splitting",
+)  # off, too, they decide a grid
 # switches that few processors have
 _NOT_EVERYWHERE = ("do_sample_frames", "slice_mode", "use_image_id", *_TILES)
-_ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
+_ALWAYS = ("patch_size", "temporal_patch_size", "merge_size", "max_image_size")
 
 
 class TokenizerHash:
@@ -123,7 +128,7 @@ def describe(parts: Parts) -> dict[str, Any]:
     }
     if parts.sampling is not None and out["video"] is not None:
         out["video"]["sampling"] = parts.sampling
-    if family.views is not None and out["image"] is not None:
+    if family.views is not None and family.views.number is not None and out["image"] is not None:
         out["image"]["use_image_id"] = parts.numbered
     if family.audio is not None:
         out["audio"] = audio_settings(parts.feature_extractor, family.audio)
@@ -144,6 +149,7 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
     raw |= {side: size.get(side) for side in ("height", "width", "max_height", "max_width")}
+    raw["max_image_size"] = view_side(processor)
     if "max_soft_tokens" in raw:  # a budget of tokens, each of pooled patches
         raw["merge_size"] = raw["pooling_kernel_size"]
         token = raw["patch_size"] * raw["merge_size"]
@@ -162,7 +168,7 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
         if on:
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
     out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
-    return out | {name: int(raw[name]) for name in _ALWAYS if name in raw}
+    return out | {name: int(raw[name]) for name in _ALWAYS if raw.get(name) is not None}
 
 
 def _merges(family: Family) -> dict[str, Any]:

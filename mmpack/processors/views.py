@@ -1,6 +1,7 @@
-"""A picture that is cut into views, the whole and then its slices row by row: each view is a medium of its own.
+"""A picture that is cut into views, the whole and its slices row by row: each view is a medium of its own.
 
-Grids are (1, h, w) patches. `view` in a medium's metadata is [k, rows, columns] of slices; 0 is the whole picture.
+Grids are (1, h, w) patches. `view` in a medium's metadata is [k, rows, columns]: the k-th view in the text, of so many
+rows and columns of slices.
 """
 
 from __future__ import annotations
@@ -87,12 +88,19 @@ def text_of(views: Sequence[Medium], pad: str, family: Family, number: int | Non
     assert about is not None
     first = views[0]
     start, end = about.whole
-    text = f"{start}{pad}{end}" * family.spans_of(first.modality, first.grid_thw)
-    if number is not None:
-        text = f"{about.number[0]}{number}{about.number[1]}{text}"
+    whole = f"{start}{pad}{end}" * family.spans_of(first.modality, first.grid_thw)
+    if number is not None and about.number is not None:
+        whole = f"{about.number[0]}{number}{about.number[1]}{whole}"
     _, rows, columns = _view_of(first)
-    line = f"{about.slice[0]}{pad}{about.slice[1]}" * columns
-    return text + about.row_end.join([line] * rows)
+    one = f"{about.slice[0]}{pad}{about.slice[1]}"
+    lines = [
+        "".join(one.format(row=row, column=column) for column in range(1, columns + 1))
+        for row in range(1, rows + 1)
+    ]
+    slices = about.row_end.join(lines)
+    if about.whole_last is None or not slices:
+        return whole + slices
+    return slices + about.whole_last + whole
 
 
 def _view_of(medium: Medium) -> tuple[int, int, int]:

@@ -141,7 +141,8 @@ def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], id
             tokens = 2 if family.pixel_layout == "canvas" else 1
             grid = (1, family.spatial_merge_size, tokens * family.spatial_merge_size)
         embedding = model.get_input_embeddings().weight
-        pixels = torch.zeros(family.pixel_shape(grid, modality), device=embedding.device)
+        # not 0: some towers leave such pictures out
+        pixels = torch.ones(family.pixel_shape(grid, modality), device=embedding.device)
         own = _of_tower(pixels, model, family)
         features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
         idle.outputs += [*features.pooler_output, *_levels(features)]
@@ -220,7 +221,8 @@ def _tower_arguments(
     if modality == "audio":
         return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
-        return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+        tiles = tiles_of(pixels, grids[0][1:], family)
+        return {"pixel_values": tiles if family.views is None else tiles[None]}
     if family.pixel_layout == "padded":
         return _line_arguments(modality, pixels, grids)
     if family.pixel_layout == "canvas":
@@ -278,6 +280,8 @@ def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
 def _per_medium(features: Any, times: list[int]) -> list[Levels]:
     """The tower's output, by medium; `times`: tiles of each where they are stacked, else frames made one by one."""
     made = features.pooler_output
+    if not torch.is_tensor(made) and len(made) < len(times):  # of all tiles together
+        made = made[0].unflatten(0, (sum(times), -1))
     if len(made) > len(times) and not torch.is_tensor(made):
         frames = iter(made)
         return [(torch.cat([next(frames) for _ in range(t)]),) for t in times]

@@ -25,7 +25,10 @@ PIXEL_LIMITS = (
     "pan_and_scan_min_ratio_to_activate",
 )
 # of pictures that are cut into views, each a medium
-VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
+VIEWS = (
+    *("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id"),
+    *("max_image_size", "do_image_splitting"),
+)
 SAMPLING = "video.sampling."
 # of a sampling policy, beside PIXEL_LIMITS: sizes and budgets, and what is neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
