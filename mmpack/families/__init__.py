@@ -23,6 +23,7 @@ from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
 from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
+from mmpack.families.smolvlm import SMOLVLM
 
 __all__ = [
     "FAMILIES",
@@ -54,6 +55,7 @@ FAMILIES: dict[str, Family] = {
         MINICPMV4_6,
         QWEN2_5_OMNI,
         QWEN3_OMNI_MOE,
+        SMOLVLM,
     )
 }
 
