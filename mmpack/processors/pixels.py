@@ -97,9 +97,10 @@ def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
 
 
 def view_side(image_processor: Any) -> int | None:
-    """Pixels of a view's side, where all views are squares of one size."""
-    size = getattr(image_processor, "max_image_size", None)
-    return None if size is None else int(size["longest_edge"])
+    """Pixels of a view's side, where all views are squares of one size; else None."""
+    if not hasattr(image_processor, "do_image_splitting"):
+        return None  # video processors have a max_image_size that they don't read
+    return int(image_processor.max_image_size["longest_edge"])
 
 
 def patches_of_lines(lines: np.ndarray, places: np.ndarray, family: Family) -> Processed:
