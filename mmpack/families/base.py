@@ -6,8 +6,11 @@ One file per family beside this one; everything else asks the `Family` and never
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+Size = tuple[int, int]  # (height, width) in pixels
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,9 @@ class ImageSettings:
     # what transformers' processor passes to it to override its settings, and as defaults for settings that it lacks
     passed: tuple[tuple[str, Any], ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
-    # that layouts depend on
+    # that layouts depend on; and those of the whole processor
     fixed: tuple[tuple[str, object], ...] = ()
+    fixed_of_processor: tuple[tuple[str, object], ...] = ()
     # limits that users set under another name than the recorded one; `…_tokens` counts merged patches
     limit_names: tuple[tuple[str, str], ...] = ()
 
@@ -150,6 +154,9 @@ class Family:
     pooled_frames: int = 1
     # the model's module that turns such a tower's output into embeddings
     projector: str | None = None
+    # tokens of a picture whose grid does not say them, as of a tower that cuts padding and ends lines: by its size
+    # before the resize, patches and pixels along a tile's side, and the sizes that it may be resized to
+    tokens_by_size: Callable[[Size, int, int, Sequence[Size]], int] | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
     # a picture is cut into views, each of them a separate medium
@@ -244,6 +251,12 @@ class Family:
         if modality == "audio" and self.audio is not None:
             return int(self.audio.tokens(grid[0]))
         return self.vision_tokens(grid)
+
+    def tokens_in(self, medium: Any) -> int:
+        """Tokens of a `Medium`; where its grid does not say them, as it does itself."""
+        if self.tokens_by_size is not None:
+            return int(medium.num_tokens)
+        return self.tokens_of(medium.modality, medium.grid_thw)
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""

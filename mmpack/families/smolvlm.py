@@ -1,4 +1,4 @@
-"""SmolVLM and SmolVLM2 of 256M and 500M: Idefics3's layout. A picture is slices of 512 pixels, then the whole, a square.
+"""SmolVLM and SmolVLM2 of 256M and 500M: Idefics3's layout. A picture is slices of 512 pixels, then the whole.
 
 Positions count tokens; a view is 64 tokens. Pass the frames of a video as images.
 The checkpoints of 2.2B have patches of 14 pixels and merge 3 × 3: register a family with these.

@@ -105,6 +105,12 @@ def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
     starts = [runs[0][0] for _, runs in found.media()]
     i = 0
     for m in media:
+        if family.tokens_by_size is not None and lengths[i : i + 1] not in ([], [m.num_tokens]):
+            raise LayoutError(
+                f"processor: the run of token {starts[i]} has {lengths[i]} tokens, its {m.modality} has "
+                f"{m.num_tokens}. Fix: expand each placeholder to the tokens of its medium",
+                "MM101",
+            )
         runs = family.spans_of(m.modality, m.grid_thw)
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
             what = "audio" if m.modality == "audio" else "vision"

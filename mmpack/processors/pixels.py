@@ -22,6 +22,7 @@ class Cut(NamedTuple):
     pixel_values: np.ndarray  # [patches, patch_dim], view after view
     rows: int = 0  # of slices
     columns: int = 0
+    tokens: int | None = None  # where the grids don't say them
 
 
 def process(
@@ -54,6 +55,12 @@ def process(
         rows, columns = (int(n) for n in out["grids"][0])
         sizes = [(1, int(h), int(w)) for h, w in np.asarray(out["target_sizes"])]
         return Cut(sizes, _patches_of_strip(made[0], family), rows, columns)
+    if family.tokens_by_size is not None:
+        grid, patches = patches_of(made[0], family)
+        sizes = image_processor.image_grid_pinpoints
+        height, width = pixels.shape[:2]
+        tokens = family.tokens_by_size((height, width), grid[1], made.shape[-1], sizes)
+        return Cut([grid], patches, tokens=tokens)
     if family.views is not None:  # tiles, of one picture of one sample
         rows, columns = (int(out[name][0][0]) for name in ("rows", "cols"))
         (t, h, w), patches = patches_of(made[0], family)
@@ -114,7 +121,8 @@ def patches_of(tiles: np.ndarray, family: Family) -> Processed:
     """[t, 3, height, width] as patches (channels, height, width), row by row, tile after tile."""
     size = family.patch_size
     t, channels, height, width = tiles.shape
-    h, w = height // size, width // size
+    h, w = height // size, width // size  # what is left at the edges, no tower of tiles reads
+    tiles = tiles[:, :, : h * size, : w * size]
     cells = tiles.reshape(t, channels, h, size, w, size).transpose(0, 2, 4, 1, 3, 5)
     return Processed((t, h, w), np.ascontiguousarray(cells).reshape(t * h * w, family.patch_dim))
 

@@ -69,8 +69,15 @@ def numbers_pictures(family: Family, hf_processor: Any, image_processor: Any) ->
     return bool(getattr(image_processor, "use_image_id", False) if own is None else own)
 
 
-def check_view_tokens(family: Family, hf_processor: Any, image_processor: Any) -> None:
-    """Raise ArgumentError where the processor writes another number of placeholders per view than the family has."""
+def check_processor(family: Family, hf_processor: Any, image_processor: Any) -> None:
+    """Raise ArgumentError where the processor writes other placeholders than the family has."""
+    for name, own in family.images.fixed_of_processor:
+        found = getattr(hf_processor, name, own)
+        if found != own:
+            raise ArgumentError(
+                f"wrap_processor: {name} of the processor is {found!r:.60}, {family.name} has {own!r}. "
+                "Fix: pass this family's processor"
+            )
     written, side = getattr(hf_processor, "image_seq_len", None), view_side(image_processor)
     if written is None or side is None:
         return

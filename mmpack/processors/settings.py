@@ -167,6 +167,8 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
             out[switch] = on
         if on:
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
+    if raw.get("image_grid_pinpoints"):
+        out["image_grid_pinpoints"] = [list(size) for size in raw["image_grid_pinpoints"]]
     out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
     return out | {name: int(raw[name]) for name in _ALWAYS if raw.get(name) is not None}
 

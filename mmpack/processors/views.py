@@ -39,7 +39,7 @@ def media_of_cut(
             modality="image",
             cache_key=cache_key(own, grid, part),
             grid_thw=grid,
-            num_tokens=family.vision_tokens(grid),
+            num_tokens=made.tokens or family.vision_tokens(grid),
             content_hash=own,
             **about,
         )

@@ -18,8 +18,8 @@ from mmpack.processors.pixels import PIXELS
 from mmpack.processors.processor import Processor
 from mmpack.processors.resolve import (
     as_called,
+    check_processor,
     check_settings,
-    check_view_tokens,
     family_of,
     numbers_pictures,
     own_video_processor,
@@ -91,7 +91,7 @@ def wrap_processor(
     rule = about.position_rules[0] if position_rule is None else position_rule
     seconds = about.tokens_per_second if tokens_per_second is None else tokens_per_second
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
-    check_view_tokens(about, hf_processor, parts["image_processor"])
+    check_processor(about, hf_processor, parts["image_processor"])
     if feature_extractor is None and "audio" in dict(about.unread):
         parts["feature_extractor"] = None  # a part of its processor, of what is not read
     check_extractor(parts["feature_extractor"], about)

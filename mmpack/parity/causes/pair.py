@@ -208,6 +208,8 @@ class Side:
         if medium.modality == "audio":
             return self.family.tokens_of("audio", medium.grid_thw)
         merge = self.setting(medium.modality, "merge_size")
+        if self.family.tokens_by_size is not None:
+            return medium.num_tokens
         if type(merge) is not int or merge <= 0:
             return self.family.vision_tokens(medium.grid_thw)
         t, h, w = medium.grid_thw

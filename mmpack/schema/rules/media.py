@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +27,7 @@ def problems(sample: Sample, family: Family) -> Found:
         if min(t, h, w) == 0 or h % merge or w % merge or (hears and (h, w) != (1, 1)):
             what = "an audio's is [frames, 1, 1]" if hears else f"merge size is {merge}"
             yield "MM102", field, f"has grid {[t, h, w]}, {what}", None
-        elif medium.num_tokens != family.tokens_of(medium.modality, medium.grid_thw):
-            expected = family.tokens_of(medium.modality, medium.grid_thw)
+        elif medium.num_tokens != (expected := family.tokens_in(medium)):
             message = f"says num_tokens {medium.num_tokens}, its grid {[t, h, w]} gives {expected}"
             yield "MM108", field, message, None
         if i not in used:
@@ -118,7 +118,10 @@ def tokens_of(family: Family, media: Items, grids: np.ndarray) -> np.ndarray:
     t, h, w = grids.T
     merge = family.spatial_merge_size
     bad = (grids == 0).any(axis=1) | (h % merge != 0) | (w % merge != 0)
-    tokens = np.where(bad, -2, family.vision_tokens((t, h, w)))  # type: ignore[arg-type]
+    found: Any = family.vision_tokens((t, h, w))  # type: ignore[arg-type]
+    if family.tokens_by_size is not None:
+        found = media.numbers("num_tokens")
+    tokens = np.where(bad, -2, found)
     if family.audio is None:
         return tokens
     heard = np.where((t == 0) | (h != 1) | (w != 1), -2, family.audio.tokens(t))

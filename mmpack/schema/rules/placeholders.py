@@ -54,8 +54,7 @@ def problems(sample: Sample, family: Family) -> Found:
             tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
         elif s.chunk is not None:
             chunks_of.setdefault(s.media_index, []).append((s.chunk, s.stop - s.start))
-        elif s.stop - s.start != family.tokens_of(medium.modality, medium.grid_thw):
-            expected = family.tokens_of(medium.modality, medium.grid_thw)
+        elif s.stop - s.start != (expected := family.tokens_in(medium)):
             message = (
                 f"has {s.stop - s.start} tokens, media[{s.media_index}] of grid "
                 f"{list(medium.grid_thw)} needs {expected} after merging"
