@@ -170,3 +170,32 @@ def test_slices_before_the_whole_are_written_as_upstream():
         ArgumentError, match="image_seq_len is 9, but smolvlm has 4 tokens per view"
     ):
         mp.wrap_processor(hf)
+
+
+@pytest.mark.parametrize("side", [56, 60])
+def test_tokens_by_size_are_those_of_the_processor(side):
+    """LLaVA-OneVision: padding cut along either side, more tiles than nine, and tiles that are no whole patches."""
+    kit = get_kit("llava_onevision")
+    hf, random = kit.processor(), np.random.default_rng(0)
+    hf.image_processor.size = {"height": side, "width": side}
+    sizes = [[side * rows, side * columns] for rows in range(1, 5) for columns in range(1, 5)]
+    hf.image_processor.image_grid_pinpoints = sizes
+    wrapped = mp.wrap_processor(hf)
+    for height, width in [
+        (300, 300),
+        (40, 40),
+        (33, 250),
+        (250, 31),
+        *random.integers(20, 300, (12, 2)),
+    ]:
+        image = picture(int(height), int(width))
+        sample = wrapped(asked(image), response_ids=[5], sample_id="s")
+        text = hf.apply_chat_template(asked(image), tokenize=False, add_generation_prompt=True)
+        wanted = hf(text=[text], images=[image], return_tensors="np")
+        assert sample.input_ids[:-1].tolist() == wanted["input_ids"][0].tolist()
+        assert sample.media[0].size == (width, height) and mp.validate(sample) == []
+    hf.vision_aspect_ratio = "anyres_max_4"
+    with pytest.raises(
+        ArgumentError, match="vision_aspect_ratio of the processor is 'anyres_max_4'"
+    ):
+        mp.wrap_processor(hf)
