@@ -99,7 +99,7 @@ def _observed(
             "processor.append: observation_ids and messages say the same thing. Fix: pass one of them"
         )
     items = processor.media.media_of(given.messages, given.media)
-    options = template_options(given.template_kwargs)
+    options = template_options(given.template_kwargs, prompt=True)
 
     def render(messages: Sequence[dict[str, Any]], **more: Any) -> str:
         return processor.prompts.rendered(messages, {**options, **more}, PAST, PAST)

@@ -13,7 +13,7 @@ from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
 from mmpack.layout.runs import Runs, placeholder_runs
-from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths
+from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths, check_names
 from mmpack.processors.settings import Parts
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
@@ -30,6 +30,7 @@ COMPUTED = {
     "processor",
     "processor_fingerprint",
 }
+SETTABLE = [name for name in Sample.columns() if name not in COMPUTED]
 
 
 def build_sample(
@@ -43,11 +44,7 @@ def build_sample(
     **fields: Any,
 ) -> Sample:
     """Check placeholders against `media` (one per occurrence, outside of the loss), and derive all the rest."""
-    unknown = [name for name in fields if name not in Sample.columns() or name in COMPUTED]
-    if unknown:
-        raise ArgumentError(
-            f"processor: {unknown[0]!r} is not a field of Sample that you can set. Fix: leave it out"
-        )
+    check_names(fields, SETTABLE, "processor", "Sample")
     check_fields({"sample_id": sample_id, "group_id": group_id} | fields)
     family = parts.family
     policy = covered(loss_spans, len(ids))

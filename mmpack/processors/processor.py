@@ -13,8 +13,8 @@ from mmpack.errors import LossWarning, callers_level
 from mmpack.families import Family
 from mmpack.layout.occurrences import context_ids
 from mmpack.processors.append import Observation, append_turn
-from mmpack.processors.arguments import as_ids, as_spans, template_options
-from mmpack.processors.build import build_sample
+from mmpack.processors.arguments import as_ids, as_spans, check_names, template_options
+from mmpack.processors.build import SETTABLE, build_sample
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.media_maker import MediaMaker
 from mmpack.processors.prompts import PromptWriter
@@ -98,14 +98,16 @@ class Processor:
             template_kwargs: of the chat template, such as `tools` or `enable_thinking`.
             fields: any other field of Sample, as it is.
 
-        Raises: ArgumentError, also for each part, key, tool call or keyword that the template does not write;
-        LayoutError, VideoError. Warns (TemplateWarning) where a turn begins with what only the template says, and where
-        the template leaves out thoughts of earlier turns.
+        Raises: ArgumentError, also for each part, key, tool call or keyword that the template does not write, or not
+        all of; LayoutError, VideoError. Warns (TemplateWarning) where a turn begins with what only the template says,
+        and where the template leaves out thoughts of earlier turns.
         """
+        check_names(fields, SETTABLE, "processor", "Sample", templates=True)
         items = self.media.media_of(messages, media)
-        options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
-        options |= template_options(template_kwargs)
-        text = self.render(messages, **options)
+        prompt = response_ids is not None or not assistant_loss
+        given = template_options(template_kwargs, prompt if assistant_loss else None)
+        options = {"add_generation_prompt": prompt} | given
+        text = self.prompts.rendered(messages, options, scored=assistant_loss)
         turns = []
         if assistant_loss:
             turns = assistant_turns(

@@ -32,8 +32,9 @@ class PromptWriter:
         options: dict[str, Any],
         since: int = 0,
         invented: int = 0,
+        scored: bool = False,
     ) -> str:
-        """See `Processor.render`; for `since` and `invented` see `check_written`."""
+        """See `Processor.render`; for `since`, `invented` and `scored` see `check_written`."""
         parts = self.parts
         if parts.chat_template is None:
             raise ArgumentError(
@@ -46,7 +47,7 @@ class PromptWriter:
         def checked(plain: list[dict[str, Any]]) -> str:
             text = self._text(plain, options)
             if since < len(plain):
-                check_written(self._text, plain, options, text, signs, since, invented)
+                check_written(self._text, plain, options, text, signs, since, invented, scored)
                 check_read(self._text, plain, options, text, str(parts.chat_template))
             return text
 
@@ -62,16 +63,16 @@ class PromptWriter:
             raise
 
     def _text(self, plain: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
-        template_error = require("jinja2", "hf", "a chat template").TemplateError
+        require("jinja2", "hf", "a chat template")
         try:
             text: str = self.parts.tokenizer.apply_chat_template(
                 plain, chat_template=self.parts.chat_template, tokenize=False, **options
             )
-        except (template_error, TypeError, RecursionError) as error:
-            why = " ".join(str(error).split())[:200]
+        except Exception as error:  # a template, and what it writes, may raise any
+            why = " ".join(str(error).split())[:200] or type(error).__name__
             raise ArgumentError(
                 f"processor: the chat template can't write these messages ({why}). "
-                "Fix: use roles and contents that the template knows"
+                "Fix: use roles, contents and template_kwargs that the template knows"
             ) from None
         return text
 

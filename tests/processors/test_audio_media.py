@@ -177,6 +177,29 @@ def test_what_is_no_audio(processor, item, says):
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (noise(1000), "is not audio. Fix: pass .samples, sampling_rate"),
+        ((RATE, noise(1000)), "the rate comes before the samples"),
+        ((np.zeros((2, 800), np.float32), RATE), r"shape \[2, 800\]"),
+        ({"bytes": b"", "path": None, "sampling_rate": RATE}, "holds 'sampling_rate' beside"),
+        (
+            {"array": noise(800), "sampling_rate": RATE, "offset": 1.0},
+            "holds 'offset' beside array",
+        ),
+    ],
+)
+def test_what_is_no_audio_in_messages(processor, item, says):
+    with pytest.raises(mp.ArgumentError, match=says):
+        processor(asked({"type": "audio", "audio": item}), sample_id="s")
+
+
+def test_an_audio_as_a_list(processor):
+    found = [processor.medium((x, RATE)) for x in (noise(1000), noise(1000).tolist())]
+    assert found[0].content_hash == found[1].content_hash
+
+
 def test_an_audio_beyond_the_extractors_window(hf, processor):
     """Its window is 10 s. Qwen2.5-Omni's processor drops the rest, Qwen3-Omni's does not."""
     window = hf.feature_extractor.n_samples
