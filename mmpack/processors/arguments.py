@@ -127,13 +127,14 @@ def template_options(given: Any, prompt: bool | None = None) -> dict[str, Any]:
             f"processor: template_kwargs is {what}, expected names and values. "
             'Fix: pass template_kwargs={"enable_thinking": False}'
         )
+    given = given or {}
     for name, own in (("add_generation_prompt", prompt), ("continue_final_message", False)):
-        if prompt is not None and bool((given or {}).get(name, own)) != own:
+        if prompt is not None and bool(given.get(name, own)) != own:
             raise ArgumentError(
                 f"processor: {name} of template_kwargs is {shown(given[name])}, but here it follows from what is "
                 "trained. Fix: leave it out"
             )
-    return given or {}
+    return given
 
 
 def check_names(

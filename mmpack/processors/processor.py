@@ -104,9 +104,9 @@ class Processor:
         """
         check_names(fields, SETTABLE, "processor", "Sample", templates=True)
         items = self.media.media_of(messages, media)
-        prompt = response_ids is not None or not assistant_loss
-        given = template_options(template_kwargs, prompt if assistant_loss else None)
-        options = {"add_generation_prompt": prompt} | given
+        follows = response_ids is not None or not assistant_loss
+        given = template_options(template_kwargs, follows if assistant_loss else None)
+        options = {"add_generation_prompt": follows} | given
         text = self.prompts.rendered(messages, options, scored=assistant_loss)
         turns = []
         if assistant_loss:
