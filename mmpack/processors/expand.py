@@ -19,12 +19,10 @@ from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_seconds, frame_text
 from mmpack.layout.tmrope import interleaved
+from mmpack.processors.differences import REPLACED
 from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
 
-# What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
-# transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
-KEPT, REPLACED = "kept", "replaced"
 _RUN = "\0"  # stands for a run of placeholders, in a text that is cut there
 
 
