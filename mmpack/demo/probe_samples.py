@@ -96,7 +96,7 @@ def medium_of(family: Family, name: str, kind: str, grid: Grid) -> Medium:
     content = hashlib.sha256(f"{name} {kind} {family.name}".encode()).hexdigest()
     (t, h, w), size, tokens = grid, None, None
     if family.tokens_by_size is not None:  # the whole, and one row of tiles
-        size = ((t - 1) * w * family.patch_size, h * family.patch_size)
+        size = (max(t - 1, 1) * w * family.patch_size, h * family.patch_size)
         tokens = family.tokens_by_size(size[::-1], h, size[1], [size[::-1]])
     return Medium(
         media_id=name,

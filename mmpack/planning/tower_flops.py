@@ -57,7 +57,7 @@ def tower_flops(fields: Fields, out: int) -> TowerFlops:
         frames -= after * 15 / 16
     return TowerFlops(
         patch=2.0
-        * (weights + _embedding(tower, width) + _merging(kind)(fields, width, out, merged)),
+        * (weights + _embedding(tower, width) + _merging(fields, kind)(fields, width, out, merged)),
         frame_pair=4.0 * width * frames,
         tile_pair=4.0 * width * (blocks - whole),
         audio_frame=heard,
@@ -88,8 +88,12 @@ def _side(size: int | list[int] | tuple[int, ...]) -> int:
 _Merging = Callable[[Fields, int, int, int], float]
 
 
-def _merging(kind: str) -> _Merging:
-    return next((way for start, way in _WAYS.items() if kind.startswith(start)), _qwen)
+def _merging(fields: Fields, kind: str) -> _Merging:
+    """By the model type of the whole or of its tower, the first that is known."""
+    kinds = str(fields.get("model_type") or ""), kind
+    return next(
+        (way for start, way in _WAYS.items() if any(k.startswith(start) for k in kinds)), _qwen
+    )
 
 
 def _qwen(fields: Fields, width: int, out: int, merged: int) -> float:
@@ -101,6 +105,16 @@ def _qwen(fields: Fields, width: int, out: int, merged: int) -> float:
 
 def _internvl(fields: Fields, width: int, out: int, merged: int) -> float:
     return width * out + out * out / merged
+
+
+def _product(fields: Fields, width: int, out: int, merged: int) -> float:
+    """One product of all patches of a token beside each other."""
+    return width * out
+
+
+def _mlp(fields: Fields, width: int, out: int, merged: int) -> float:
+    """Two products of each patch: nothing is merged."""
+    return width * out + out * out
 
 
 def _glm(fields: Fields, width: int, out: int, merged: int) -> float:
@@ -132,6 +146,9 @@ def _minicpm(fields: Fields, width: int, out: int, merged: int) -> float:
 
 
 _WAYS: dict[str, _Merging] = {
+    "llava_onevision": _mlp,
+    "smolvlm": _product,
+    "idefics3": _product,
     "internvl": _internvl,
     "glm": _glm,
     "gemma": _gemma,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.families import FAMILIES, Family, get_family
-from mmpack.processors.expand import KEPT, REPLACED
+from mmpack.processors.differences import size_of_videos
 from mmpack.processors.frame_processor import FrameProcessor
 from mmpack.processors.pixels import view_side
 
@@ -19,12 +19,8 @@ def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
 
 
 def as_called(hf_processor: Any, video_processor: Any) -> Any:
-    """The video processor with the size that the whole processor hands it at each call, where it does (Qwen-Omni's)."""
-    own = getattr(hf_processor, "videos_kwargs", None)
-    if own is None:  # before transformers 5.22
-        own = getattr(getattr(hf_processor, "valid_processor_kwargs", None), "_defaults", {})
-        own = own.get("videos_kwargs", {})
-    size = own.get("size") if isinstance(own, dict) else None
+    """The video processor with the size that the whole processor hands it at each call, where it does."""
+    size = size_of_videos(hf_processor)
     if size is None or video_processor is None:
         return video_processor
     changed = copy.copy(video_processor)
@@ -53,12 +49,6 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
         f"wrap_processor: the image token of this {name} is {token}, expected one of {known}. "
         "Fix: use the tokenizer of a supported checkpoint"
     )
-
-
-def video_markers(hf_processor: Any) -> str:
-    """See `expand`: transformers has had a method of this name for as long as the markers stay."""
-    old = hf_processor is not None and not hasattr(hf_processor, "replace_video_token")
-    return REPLACED if old else KEPT
 
 
 def numbers_pictures(family: Family, hf_processor: Any, image_processor: Any) -> bool:

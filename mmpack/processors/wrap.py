@@ -13,6 +13,7 @@ from typing import Any
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.families import Family
 from mmpack.processors.audio import check_extractor
+from mmpack.processors.differences import video_markers
 from mmpack.processors.messages import media_of
 from mmpack.processors.pixels import PIXELS
 from mmpack.processors.processor import Processor
@@ -23,7 +24,6 @@ from mmpack.processors.resolve import (
     family_of,
     numbers_pictures,
     own_video_processor,
-    video_markers,
 )
 from mmpack.processors.sampling import resolved_sampling
 from mmpack.processors.settings import Parts, vision_settings

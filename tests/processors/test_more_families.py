@@ -12,7 +12,8 @@ from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.packing.media import tiles_of
-from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
+from mmpack.processors.differences import KEPT, REPLACED
+from mmpack.processors.expand import expanded_ids
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan

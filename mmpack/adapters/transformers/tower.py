@@ -224,18 +224,18 @@ def _tower_arguments(
     modality: str,
     pixels: torch.Tensor,
     grids: list[tuple[int, int, int]],
-    sizes: Sequence[tuple[int, int] | None] = (),
+    handed: Sequence[tuple[int, int] | None] = (),
 ) -> dict[str, Any]:
     """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU.
 
-    `sizes`: (width, height) of each before its resize, which some towers read.
+    `handed`: (width, height) of each before its resize, which some towers read.
     """
     if modality == "audio":
         return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
         tiles = tiles_of(pixels, grids[0][1:], family)
         if family.tokens_by_size is not None:
-            return _sized_arguments(tiles, [t for t, _, _ in grids], sizes)
+            return _sized_arguments(tiles, [t for t, _, _ in grids], handed)
         return {"pixel_values": tiles if family.views is None else tiles[None]}
     if family.pixel_layout == "padded":
         return _line_arguments(modality, pixels, grids)

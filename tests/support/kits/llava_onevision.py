@@ -33,22 +33,24 @@ def written(family: Family, modality: str, grid: Grid) -> list[int]:
 
 
 def processor(tokenizer: Any = None) -> Any:
-    """transformers' own where torchvision is; else without its video processor."""
+    """transformers' own, without its video processor, which needs torchvision."""
     import transformers
-    from support.replicas.without_torchvision import hf_processor
+
+    class LlavaOnevisionProcessor(transformers.LlavaOnevisionProcessor):
+        num_image_tokens, vision_feature_select_strategy = 16, "full"
+        image_token, image_token_id = "<image>", SPECIAL["<image>"]
+        video_token, video_token_id = "<video>", SPECIAL["<video>"]
+        vision_aspect_ratio = "anyres_max_9"
+
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None):
+            parts = image_processor, tokenizer
+            transformers.ProcessorMixin.__init__(self, *parts, chat_template=chat_template)
 
     made = byte_tokenizer(SPECIAL, pad_token="<|endoftext|>", eos_token="<|im_end|>")
-    return hf_processor(
-        "LlavaOnevisionProcessor",
-        lambda: transformers.LlavaOnevisionVideoProcessor(),
-        image_processor=transformers.LlavaOnevisionImageProcessorPil(
-            size={"height": 56, "width": 56}, image_grid_pinpoints=RESOLUTIONS
-        ),
-        tokenizer=made if tokenizer is None else tokenizer,
-        num_image_tokens=16,
-        vision_feature_select_strategy="full",
-        chat_template=TEMPLATE,
+    images = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": 56, "width": 56}, image_grid_pinpoints=RESOLUTIONS
     )
+    return LlavaOnevisionProcessor(images, made if tokenizer is None else tokenizer, TEMPLATE)
 
 
 KIT = Kit(

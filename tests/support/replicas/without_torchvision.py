@@ -89,17 +89,6 @@ class InternVLProcessor(Parts, transformers.InternVLProcessor):
         return super().__call__(images=images, text=text, **kwargs)
 
 
-class LlavaOnevisionProcessor(Parts, transformers.LlavaOnevisionProcessor):
-    def __init__(
-        self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, **own: Any
-    ):
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-        for part in ("image", "video"):
-            setattr(self, f"{part}_token", f"<{part}>")
-            setattr(self, f"{part}_token_id", tokenizer.convert_tokens_to_ids(f"<{part}>"))
-        vars(self).update({"vision_aspect_ratio": "anyres_max_9"} | own)
-
-
 class _NoVideoPart(transformers.ProcessorMixin):
     """Behind a processor class that hands a video processor on, which is no part where torchvision is missing."""
 
@@ -225,7 +214,6 @@ WITHOUT_TORCHVISION: dict[str, Any] = qwen.WITHOUT_TORCHVISION | {
         Glm4vProcessor,
         Glm46VProcessor,
         InternVLProcessor,
-        LlavaOnevisionProcessor,
         Gemma4Processor,
         PixtralProcessor,
     )
