@@ -46,7 +46,8 @@ def what_is_missing(
     if claimed not in (0, read):
         return f"was cut: {read} of the {claimed} samples in its header can be read"
     count = _bytes_unread(data, format, len(data) if end is None else end)
-    return f"holds {count} bytes more than its header counts, which are not read" if count else None
+    more = f"holds {count} bytes behind what is read: a second sound, or more than its header counts"
+    return more if count else None
 
 
 class _Page(NamedTuple):
