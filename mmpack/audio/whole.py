@@ -46,7 +46,9 @@ def what_is_missing(
     if claimed not in (0, read):
         return f"was cut: {read} of the {claimed} samples in its header can be read"
     count = _bytes_unread(data, format, len(data) if end is None else end)
-    more = f"holds {count} bytes behind what is read: a second sound, or more than its header counts"
+    more = (
+        f"holds {count} bytes behind what is read: a second sound, or more than its header counts"
+    )
     return more if count else None
 
 
