@@ -69,8 +69,10 @@ class ProcessRows:
                 "ProcessRows: your own function reads the rows, and its fingerprint is not known. "
                 "Fix: call map(…, new_fingerprint=…) with a text that names its version"
             )
-        settings = [__version__, before, self.processor.fingerprint, self.processor.kept_as]
-        text = canonical_json({"of": [*settings, str(self.processor.media_root), self.pixels]})
+        settings = [__version__, before, self.processor.fingerprint, self.processor.parts.kept_as]
+        text = canonical_json(
+            {"of": [*settings, str(self.processor.parts.media_root), self.pixels]}
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

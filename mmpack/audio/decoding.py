@@ -44,8 +44,8 @@ def decode(
         sampling_rate: that of the samples returned; by default the file's own.
         mono: the mean over channels, float32 [n]; else float32 [channels, n].
 
-    A file that lacks samples which its container counts is refused. A cut can't be known of a WAV, AIFF or FLAC that
-    was streamed and counts none, nor between two frames of an MP3 without a Xing header.
+    A file that lacks samples which its container counts, or holds more, is refused. A cut can't be known of a WAV, AIFF
+    or FLAC that was streamed and counts none, nor between two frames of an MP3 without a Xing header.
 
     Raises: AudioError for what is no sound, is cut, or is larger than `limits`; ArgumentError for a path that can't be
     read; MissingExtraError without soundfile, or without soxr where the rate changes.
@@ -72,7 +72,8 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
     blocks, count = [], 0
     fix = "pass a whole WAV, FLAC, Ogg or MP3 file (of others, ffmpeg -i IN OUT.wav makes one)"
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        held = io.BytesIO(data)
+        with soundfile.SoundFile(held) as file:
             rate, channels = int(file.samplerate), int(file.channels)
             if not 0 < rate <= _MOST_RATE or channels > limits.max_channels:
                 raise _too_large(where, f"has {channels} channels at {rate} Hz", limits)
@@ -88,6 +89,7 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
                 count += block.size
                 if count > limits.max_samples:
                     raise _too_large(where, "holds more samples than its header says", limits)
+            end = held.tell()
     except (soundfile.SoundFileError, RuntimeError, ValueError, OSError, TypeError) as error:
         if isinstance(error, AudioError):
             raise
@@ -95,10 +97,10 @@ def _read(data: bytes, limits: Limits, where: str) -> tuple[np.ndarray, int]:
         raise AudioError(f"{where} can't be read ({why}). Fix: {fix}") from None
     if not count:
         raise AudioError(f"{where} holds no samples. Fix: {fix}")
-    missing = what_is_missing(data, kind, frames, count // channels)
+    missing = what_is_missing(data, kind, frames, count // channels, end)
     if missing:
         raise AudioError(
-            f"{where} {missing}. Fix: pass the whole file; if this is all of it, "
+            f"{where} {missing}. Fix: pass the whole file, of one sound; if this is all of it, "
             "write it anew with ffmpeg -i IN -c copy OUT"
         )
     samples = np.concatenate(blocks).T

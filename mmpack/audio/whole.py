@@ -1,15 +1,22 @@
-"""Is a file of sound whole? Compares what its container counts with what is there.
+"""Is a file of sound read whole? Compares what its container counts with what is there.
 
-libsndfile reads a file that was cut as a shorter one, and of an MP3 with a variable bitrate and no Xing header only the
-part that the bitrate of its first frame suggests.
+libsndfile reads no further than a header counts, nor beyond the first of several files in one. It reads a file that was
+cut as a shorter one, and of an MP3 with a variable bitrate and no Xing header only the part that the bitrate of its
+first frame suggests.
 """
 
 from __future__ import annotations
 
 import io
-from typing import BinaryIO, NamedTuple
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, Literal, NamedTuple
 
 FORMATS = ("WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3")  # those that are checked
+# chunks that may follow the samples, also cut: they hold no sound
+_NO_SOUND = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"fact", b"cue ", b"smpl", b"JUNK", b"PAD ")
+_FILES = (b"RIFF", b"RIFX", b"RF64", b"FORM")
+_FLAC = re.compile(rb"fLaC[\0\x80]\0\0\x22")
 _GAPLESS = 2 * 4095  # most samples that an encoder added at both ends, and a decoder leaves out
 # kbit/s by index from 1 on: MPEG-1 layers I, II, III; MPEG-2 layer I, layers II and III
 _BITRATES = (
@@ -22,11 +29,13 @@ _BITRATES = (
 _RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}
 
 
-def what_is_missing(data: bytes, format: str, claimed: int, read: int) -> str | None:
-    """Return what a file lacks as a clause; None if nothing is known to be missing.
+def what_is_missing(
+    data: bytes, format: str, claimed: int, read: int, end: int | None = None
+) -> str | None:
+    """Return what a file lacks, or what of it was not read, as a clause; None if nothing is known to be missing.
 
     `format`: one of FORMATS. `claimed`, `read`: samples per channel by libsndfile's header (0: it says none), and as
-    decoded.
+    decoded. `end`: the offset up to which it was read; None: all of it.
     """
     if format == "MP3":
         return _mp3_lacks(data, read)
@@ -34,35 +43,86 @@ def what_is_missing(data: bytes, format: str, claimed: int, read: int) -> str | 
         return "was cut: its last page has no end-of-stream flag"
     if format not in ("OGG", "FLAC") and (count := _bytes_beyond(data)):
         return f"was cut: it lacks {count} bytes that its header counts"
-    return (
-        None
-        if claimed in (0, read)
-        else f"was cut: {read} of the {claimed} samples in its header can be read"
+    if claimed not in (0, read):
+        return f"was cut: {read} of the {claimed} samples in its header can be read"
+    count = _bytes_unread(data, format, len(data) if end is None else end)
+    more = (
+        f"holds {count} bytes behind what is read: a second sound, or more than its header counts"
     )
+    return more if count else None
 
 
-def ogg_ends(file: BinaryIO) -> bool:
-    """Return whether each stream of an Ogg file ends in a page with the end-of-stream flag (RFC 3533, section 6)."""
-    size, at = file.seek(0, io.SEEK_END), 0
-    ended: dict[bytes, bool] = {}  # by stream: the flag of its last page
+class _Page(NamedTuple):
+    start: int
+    stop: int
+    flags: int  # 2: a stream begins, 4: it ends
+    stream: bytes
+
+
+def _pages(file: BinaryIO) -> Iterator[_Page]:
+    at = 0
     while True:
         file.seek(at)
         head = file.read(27 + 255)
         if len(head) < 27 or head[:4] != b"OggS":
-            break
-        at += 27 + head[26] + sum(head[27 : 27 + head[26]])
-        if at > size:
+            return
+        start, at = at, at + 27 + head[26] + sum(head[27 : 27 + head[26]])
+        yield _Page(start, at, head[5], head[14:18])
+
+
+def ogg_ends(file: BinaryIO) -> bool:
+    """Return whether each stream of an Ogg file ends in a page with the end-of-stream flag (RFC 3533, section 6)."""
+    size = file.seek(0, io.SEEK_END)
+    ended: dict[bytes, bool] = {}  # by stream: the flag of its last page
+    for page in _pages(file):
+        if page.stop > size:
             return False
-        ended[head[14:18]] = bool(head[5] & 4)
+        ended[page.stream] = bool(page.flags & 4)
     return bool(ended) and all(ended.values())
+
+
+def _bytes_unread(data: bytes, format: str, end: int) -> int:
+    """Bytes behind what was read that may hold sound: of further files, or that a header does not count."""
+    if data[-128:-125] == b"TAG":  # ID3v1
+        data = data[:-128]
+    if format == "OGG":
+        pages = list(_pages(io.BytesIO(data)))
+        first = next((k for k, page in enumerate(pages) if not page.flags & 2), 0)
+        chained = (page.start for page in pages[first:] if page.flags & 2)
+        return len(data) - next(chained, len(data))
+    if format == "FLAC":
+        begins = [found.start() for found in _FLAC.finditer(data)]
+        rest = data[begins[1] if begins[1:] else end :]
+        return len(rest) if rest.strip(b"\0") else 0
+    at, size = _samples_at(data)
+    at += 0 if size is None else size
+    if data[at : at + 1] == b"\0" and at % 2:
+        at += 1
+    while size is not None and at + 8 <= len(data):
+        kind = data[at : at + 4]
+        after = at + 8 + int.from_bytes(data[at + 4 : at + 8], _order(data))
+        named = all(32 <= byte < 127 for byte in kind) and after <= len(data)
+        if kind in _FILES or not (named or kind in _NO_SOUND):
+            return len(data) - at
+        at = after + after % 2
+    return 0
 
 
 def _bytes_beyond(data: bytes) -> int:
     """Bytes of the samples' chunk (WAV, RF64, AIFF) that lie beyond the file's end."""
-    order = "big" if data[:4] in (b"FORM", b"RIFX") else "little"
+    at, size = _samples_at(data)
+    return 0 if size is None else max(0, at + size - len(data))
+
+
+def _order(data: bytes) -> Literal["big", "little"]:
+    return "big" if data[:4] in (b"FORM", b"RIFX") else "little"
+
+
+def _samples_at(data: bytes) -> tuple[int, int | None]:
+    """Where the samples' chunk begins, and its bytes by its header; None of a stream, or where there is none."""
     at, long = 12, 0
     while at + 8 <= len(data):
-        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], order)  # type: ignore[arg-type]
+        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], _order(data))
         at += 8
         if kind == b"ds64":
             long = int.from_bytes(data[at + 8 : at + 16], "little")
@@ -71,11 +131,11 @@ def _bytes_beyond(data: bytes) -> int:
                 size = long
             # of no known length: FFmpeg writes 2³² - 1, others 0 or almost 2³¹
             streamed = 0x7FFF0000 <= size <= 0x80000000
-            return 0 if streamed else max(0, at + size - len(data))
+            return at, None if streamed or not size else size
         at += size
         if size % 2 and data[at : at + 1] == b"\0":  # padding, which some leave out
             at += 1
-    return 0
+    return at, None
 
 
 class _Frame(NamedTuple):

@@ -115,7 +115,7 @@ class EngineJob(Job):
         rule = (
             "grid"
             if self.options.inject == "position_rule"
-            else self.engine.processor.position_rule
+            else self.engine.processor.parts.position_rule
         )
         return mp.wrap_processor(hf_processor, position_rule=rule, video_settings=self.sampling)
 

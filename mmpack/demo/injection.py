@@ -41,7 +41,7 @@ def broken_processor(
             "shortest_edge": settings["min_pixels"],
             "longest_edge": max(settings["min_pixels"], settings["max_pixels"] // 4),
         }
-        right.image_processor = type(hf_processor.image_processor)(size=size)
+        right.parts.image_processor = type(hf_processor.image_processor)(size=size)
     return right
 
 

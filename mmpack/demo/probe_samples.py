@@ -94,12 +94,17 @@ def written_with_markers(family: Family, modality: str, grid: Grid) -> list[int]
 def medium_of(family: Family, name: str, kind: str, grid: Grid) -> Medium:
     """Equal names and grids give equal keys; a clip's temporal patches are a second apart."""
     content = hashlib.sha256(f"{name} {kind} {family.name}".encode()).hexdigest()
+    (t, h, w), size, tokens = grid, None, None
+    if family.tokens_by_size is not None:  # the whole, and one row of tiles
+        size = (max(t - 1, 1) * w * family.patch_size, h * family.patch_size)
+        tokens = family.tokens_by_size(size[::-1], h, size[1], [size[::-1]])
     return Medium(
         media_id=name,
         modality=kind,
         cache_key=cache_key(content, grid, {}),
         grid_thw=grid,
-        num_tokens=family.tokens_of(kind, grid),
+        num_tokens=family.tokens_of(kind, grid) if tokens is None else tokens,
+        size=size,
         content_hash=content,
         second_per_grid_ts=1.0 if kind == "video" else None,
     )

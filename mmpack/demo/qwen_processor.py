@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmpack.errors import ArgumentError, BackendError, check_name, needs
+from mmpack.errors import ArgumentError, check_name, needs
 
 with needs("smoke", __name__):
     import transformers
@@ -46,24 +45,16 @@ def qwen_vl_processor(
         )
     # as `size`: transformers before 5.19 writes min_pixels and max_pixels into the class's own size
     settings: Any = {"size": {"shortest_edge": least, "longest_edge": most}, **released.settings}
-    return hf_processor(
-        get_family(family).processors[0],
-        lambda: getattr(transformers, released.video_processor)(**settings),
-        image_processor=transformers.Qwen2VLImageProcessorPil(**settings),
-        tokenizer=qwen_tokenizer() if tokenizer is None else tokenizer,
-        chat_template=released.chat_template,
-    )
-
-
-def hf_processor(name: str, make_video_processor: Callable[[], Any], **parts: Any) -> Any:
-    """transformers' processor of class `name`; where torchvision is missing, the same without its video processor."""
-    if is_torchvision_available():
-        return getattr(transformers, name)(video_processor=make_video_processor(), **parts)
-    if name not in WITHOUT_TORCHVISION:
-        raise BackendError(
-            f"{name}: transformers {transformers.__version__} needs torchvision for it. Fix: pip install torchvision"
-        )
-    return WITHOUT_TORCHVISION[name](**parts)
+    name = get_family(family).processors[0]
+    parts: dict[str, Any] = {
+        "image_processor": transformers.Qwen2VLImageProcessorPil(**settings),
+        "tokenizer": qwen_tokenizer() if tokenizer is None else tokenizer,
+        "chat_template": released.chat_template,
+    }
+    if not is_torchvision_available():
+        return WITHOUT_TORCHVISION[name](**parts)
+    videos = getattr(transformers, released.video_processor)(**settings)
+    return getattr(transformers, name)(video_processor=videos, **parts)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from mmpack.families.glm4v_moe import GLM4V_MOE
 from mmpack.families.glm46v import GLM46V
 from mmpack.families.internvl import INTERNVL
 from mmpack.families.kimi_k25 import KIMI_K25
+from mmpack.families.llava_onevision import LLAVA_ONEVISION
 from mmpack.families.minicpmv4_6 import MINICPMV4_6
 from mmpack.families.mistral3 import MISTRAL3
 from mmpack.families.qwen2_5_omni import QWEN2_5_OMNI
@@ -23,6 +24,7 @@ from mmpack.families.qwen3_5_moe import QWEN3_5_MOE
 from mmpack.families.qwen3_omni_moe import QWEN3_OMNI_MOE
 from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
+from mmpack.families.smolvlm import SMOLVLM
 
 __all__ = [
     "FAMILIES",
@@ -54,6 +56,8 @@ FAMILIES: dict[str, Family] = {
         MINICPMV4_6,
         QWEN2_5_OMNI,
         QWEN3_OMNI_MOE,
+        SMOLVLM,
+        LLAVA_ONEVISION,
     )
 }
 

@@ -6,8 +6,11 @@ One file per family beside this one; everything else asks the `Family` and never
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+Size = tuple[int, int]  # (height, width) in pixels
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Audio:
 
 @dataclass(frozen=True)
 class VideoDefaults:
-    """Settings of released video processors."""
+    """Settings of released video processors, and the policies that sample videos, transformers' own first."""
 
+    policies: tuple[str, ...]
     # least and most pixels: of a frame, where a video is one span; of the whole video, where it is frames in text
     area: tuple[int, int]
     mean: tuple[float, float, float]
@@ -64,12 +68,62 @@ class VideoDefaults:
 
 @dataclass(frozen=True)
 class Views:
-    """Texts around the placeholders of a picture's views: the whole picture, then slices of it, row by row."""
+    """Texts around the placeholders of a picture's views: the whole picture, and slices of it, row by row."""
 
     whole: tuple[str, str]
-    slice: tuple[str, str]
+    slice: tuple[str, str]  # may hold {row} and {column}, counted from 1
     row_end: str  # between two rows of slices
-    number: tuple[str, str]  # around the picture's number in its sample, before the views
+    # around the picture's number in its sample, before the views; None: pictures have no numbers
+    number: tuple[str, str] | None = None
+    # the whole picture comes behind its slices, after this text; None: before them
+    whole_last: str | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is written around runs of placeholders, as transformers' processor of the family writes it."""
+
+    # vision start and end of an image are written when it is expanded, not by the chat template
+    markers: bool = False
+    # what an image is expanded to; {run}: its placeholders, with vision start and end if `markers`
+    image: str = "{run}"
+    # what an image of several tiles, each a separate run, is expanded to: {first} and {rest} are their `image`,
+    # the rest joined by blanks; None: the tiles of an image are one run
+    tiles: str | None = None
+    # one run of a video; {run}: vision start, placeholders, vision end; its time as {seconds}, {whole} seconds, a
+    # {clock}, or a {time} with hours and thousandths; and what stands between two runs
+    frame: str = "<{seconds:.1f} seconds>{run}"
+    between: str = ""
+    # the id before its placeholders, if that is not vision start
+    frame_start_id: int | None = None
+    # which time of a run's frames: the "middle" of first and last | "first"
+    frame_time: str = "middle"
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """Settings of a family's image processor, as pairs of name and value."""
+
+    # what transformers' processor passes to it to override its settings, and as defaults for settings that it lacks
+    passed: tuple[tuple[str, Any], ...] = ()
+    defaults: tuple[tuple[str, Any], ...] = ()
+    # that layouts depend on; and those of the whole processor
+    fixed: tuple[tuple[str, object], ...] = ()
+    fixed_of_processor: tuple[tuple[str, object], ...] = ()
+    # limits that users set under another name than the recorded one; `…_tokens` counts merged patches
+    limit_names: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class TwoWay:
+    """Placeholders that see each other in both directions, within one run of adjacent tokens."""
+
+    media: tuple[str, ...]  # modalities
+    layers: tuple[str, ...] | None = (
+        None  # the config's `layer_types` where they do; None: all layers
+    )
+    # name and value of the text config's setting that switches this on; None: always on
+    setting: tuple[str, str | bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +143,6 @@ class Family:
     spatial_merge_size: int
     video_layout: str  # "single": one span per video; "frames": one per temporal patch; "images"
     position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
-    position_rows: int  # rows of Sample.position_ids
     # temporal step of released models; None: one position per temporal patch
     tokens_per_second: float | None
     # the order of patches, and what the tower takes. "patches": merged patches are adjacent. In all others, patches are
@@ -101,30 +154,21 @@ class Family:
     pooled_frames: int = 1
     # the model's module that turns such a tower's output into embeddings
     projector: str | None = None
+    # tokens of a picture whose grid does not say them, as of a tower that cuts padding and ends lines: by its size
+    # before the resize, patches and pixels along a tile's side, and the sizes that it may be resized to
+    tokens_by_size: Callable[[Size, int, int, Sequence[Size]], int] | None = None
     # rows of the largest released embedding; the last ones belong to no token
     vocab_size: int = 152_064
-    # vision start and end of an image are written when it is expanded, not by the chat template
-    writes_markers: bool = False
     # a picture is cut into views, each of them a separate medium
     views: Views | None = None
     # ids that begin a sample, before its first turn
     first_ids: tuple[int, ...] = ()
     # ids that open a turn: one before the name of any role, or one per role
     turn_ids: tuple[int, ...] = ()
-    # settings of its image processor that layouts depend on
-    fixed_settings: tuple[tuple[str, object], ...] = ()
-    # limits of its processor that users set under another name than the recorded one; `…_tokens` counts merged patches
-    limit_names: tuple[tuple[str, str], ...] = ()
-    vision_levels: int = 1  # embeddings per vision token (deepstack families have more)
     # the `coordinate_system` in which released models write boxes and points; None: unknown
     coordinates: str | None = None
     audio: Audio | None = None  # None: the family has no audio input
-    # modalities whose placeholders see each other in both directions, within one run of adjacent tokens
-    two_way_media: tuple[str, ...] = ()
-    # the config's `layer_types` where they do; None: all layers
-    two_way_layers: tuple[str, ...] | None = None
-    # name and value of the text config's setting that switches this on; None: always on
-    two_way_setting: tuple[str, str | bool] | None = None
+    two_way: TwoWay | None = None  # None: all attention is causal
     # has layers whose state passes from row to row along a path: batches carry a `segment_plan`
     linear_attention: bool = False
     full_attention_share: float = 1.0  # the share of layers whose cost grows with pairs of rows
@@ -137,27 +181,9 @@ class Family:
     video_bounds: tuple[int, int] | None = None
     # an image has one run per row of merged patches: this id follows each row, and `vision_end_id` the last
     row_end_id: int | None = None
-    # what an image is expanded to; {run}: its placeholders, with vision start and end if `writes_markers`
-    image_text: str = "{run}"
-    # what an image of several tiles, each a separate run, is expanded to: {first} and {rest} are their `image_text`,
-    # the rest joined by blanks; None: the tiles of an image are one run
-    tiles_text: str | None = None
-    # the text of one run of a video; {run}: vision start, placeholders, vision end; its time as {seconds}, {whole}
-    # seconds, a {clock}, or a {time} with hours and thousandths; and the text between two runs
-    frame_text: str = "<{seconds:.1f} seconds>{run}"
-    frames_between: str = ""
-    # the id before its placeholders, if that is not vision start
-    frame_start_id: int | None = None
-    # which time of a run's frames: the "middle" of first and last | "first"
-    frame_time: str = "middle"
-    # policies that sample its videos, transformers' own first (none: videos must be given processed); and the settings
-    # of released video processors
-    video_policies: tuple[str, ...] = ()
-    video: VideoDefaults | None = None
-    # what transformers' processor passes to its image processor to override its settings, and as defaults for settings
-    # that it lacks
-    image_options: tuple[tuple[str, Any], ...] = ()
-    image_defaults: tuple[tuple[str, Any], ...] = ()
+    texts: Texts = Texts()  # around runs of placeholders
+    images: ImageSettings = ImageSettings()  # of its image processor
+    video: VideoDefaults | None = None  # None: videos must be given processed
     # placeholders of media that mmpack doesn't read: their kind and id
     unread: tuple[tuple[str, int], ...] = ()
     # the first transformers whose forward accepts mmpack's inputs; None: any that mmpack supports
@@ -166,6 +192,16 @@ class Family:
     token_types: str | None = None
     # the text config's setting with which the forward caps logits: cap · tanh(logits / cap); None: no cap
     logit_cap: str | None = None
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of Sample.position_ids: time, height and width, or one that counts tokens."""
+        return 1 if self.position_rules[0] == "count" else 3
+
+    @property
+    def video_policies(self) -> tuple[str, ...]:
+        """Policies that sample its videos, transformers' own first."""
+        return () if self.video is None else self.video.policies
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
@@ -216,6 +252,12 @@ class Family:
             return int(self.audio.tokens(grid[0]))
         return self.vision_tokens(grid)
 
+    def tokens_in(self, medium: Any) -> int:
+        """Tokens of a `Medium`; where its grid does not say them, as it does itself."""
+        if self.tokens_by_size is not None:
+            return int(medium.num_tokens)
+        return self.tokens_of(medium.modality, medium.grid_thw)
+
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
         """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
         if not self.in_pieces(modality):
@@ -229,26 +271,21 @@ class Family:
         """Whether a medium is several runs of placeholders, numbered by `ModalitySpan.frame`: frames, rows, tiles."""
         if modality == "video":
             return self.video_layout == "frames"
-        in_rows = self.row_end_id is not None or self.tiles_text is not None
+        in_rows = self.row_end_id is not None or self.texts.tiles is not None
         return modality == "image" and in_rows
 
     def same_layout(self, other: Family) -> bool:
         """Whether samples of one are samples of the other: what wrote the ids differs, or the model behind them."""
-        alike = {name: getattr(other, name) for name in _OF_MAKERS}
+        alike: dict[str, Any] = {name: getattr(other, name) for name in _OF_MAKERS}
+        there = other.texts
+        alike["texts"] = replace(
+            self.texts, frame=there.frame, between=there.between, frame_time=there.frame_time
+        )
+        alike["images"] = replace(
+            self.images, passed=other.images.passed, defaults=other.images.defaults
+        )
         return replace(self, **alike) == other
 
 
 # what says who wrote a sample's ids, and for which model; not how they are read
-_OF_MAKERS = (
-    "name",
-    "model_types",
-    "processors",
-    "frame_text",
-    "frame_time",
-    "frames_between",
-    "image_options",
-    "image_defaults",
-    "video_policies",
-    "video",
-    "coordinates",
-)
+_OF_MAKERS = ("name", "model_types", "processors", "video", "coordinates")

@@ -4,7 +4,7 @@ The chat template writes vision start for a picture; with pan and scan, crops fo
 it. Tokens of a picture see each other in every layer; five of six layers see a window.
 """
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, ImageSettings, Texts, TwoWay
 
 GEMMA3 = Family(
     name="gemma3",
@@ -23,22 +23,23 @@ GEMMA3 = Family(
     spatial_merge_size=4,
     video_layout="images",
     position_rules=("count",),
-    position_rows=1,
     tokens_per_second=None,
     pixel_layout="tiles",
     vocab_size=262_208,
-    writes_markers=True,
     image_prompt_id=255999,
-    image_text="\n\n{run}\n\n",
-    tiles_text=(
-        "Here is the original image {first} and here are some crops to help you see better {rest}"
+    texts=Texts(
+        markers=True,
+        image="\n\n{run}\n\n",
+        tiles="Here is the original image {first} and here are some crops to help you see better {rest}",
     ),
-    image_defaults=(
-        ("do_pan_and_scan", False),
-        ("pan_and_scan_min_crop_size", 256),
-        ("pan_and_scan_max_num_crops", 4),
-        ("pan_and_scan_min_ratio_to_activate", 1.2),
+    images=ImageSettings(
+        defaults=(
+            ("do_pan_and_scan", False),
+            ("pan_and_scan_min_crop_size", 256),
+            ("pan_and_scan_max_num_crops", 4),
+            ("pan_and_scan_min_ratio_to_activate", 1.2),
+        )
     ),
     token_types="token_type_ids",
-    two_way_media=("image",),
+    two_way=TwoWay(("image",)),
 )

@@ -4,7 +4,7 @@ A video is its frames in text, each after its clock time. In models of `use_bidi
 a picture or a frame see each other, in the layers that see a window.
 """
 
-from mmpack.families.base import Family, VideoDefaults
+from mmpack.families.base import Family, ImageSettings, Texts, TwoWay, VideoDefaults
 
 GEMMA4 = Family(
     name="gemma4",
@@ -22,17 +22,14 @@ GEMMA4 = Family(
     spatial_merge_size=3,
     video_layout="frames",
     position_rules=("count",),
-    position_rows=1,
     tokens_per_second=None,
     pixel_layout="padded",
     vocab_size=262_144,
-    writes_markers=True,
-    limit_names=(("max_pixels", "max_soft_tokens"),),
+    images=ImageSettings(limit_names=(("max_pixels", "max_soft_tokens"),)),
     unread=(("audio", 258881),),
-    frame_text="{clock} {run}",
-    frames_between=" ",
-    video_policies=("transformers_uniform",),
+    texts=Texts(markers=True, frame="{clock} {run}", between=" "),
     video=VideoDefaults(
+        policies=("transformers_uniform",),
         area=(48 * 48, 70 * 48 * 48),  # of a frame: a token, and the 70 that fit
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
@@ -41,8 +38,10 @@ GEMMA4 = Family(
     ),
     oldest_transformers="5.23",
     token_types="mm_token_type_ids",
-    two_way_media=("image", "video"),
-    two_way_layers=("sliding_attention",),
-    two_way_setting=("use_bidirectional_attention", "vision"),
+    two_way=TwoWay(
+        media=("image", "video"),
+        layers=("sliding_attention",),
+        setting=("use_bidirectional_attention", "vision"),
+    ),
     logit_cap="final_logit_softcapping",
 )

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from mmpack.families.glm4v_moe import GLM4V_MOE
 
+assert GLM4V_MOE.video is not None
 GLM46V = replace(
     GLM4V_MOE,
     name="glm46v",
     model_types=("glm46v", "glm4v"),
     processors=("Glm46VProcessor",),
-    frame_text="{run}{seconds:.1f} seconds",
-    video_policies=("transformers_glm46v",),
+    texts=replace(GLM4V_MOE.texts, frame="{run}{seconds:.1f} seconds"),
+    video=replace(GLM4V_MOE.video, policies=("transformers_glm46v",)),
 )

@@ -3,7 +3,7 @@
 Frames bear the image's id: what lies between a video's marks is the video's. Two frames are one temporal patch.
 """
 
-from mmpack.families.base import Family, VideoDefaults
+from mmpack.families.base import Family, Texts, VideoDefaults
 
 GLM4V = Family(
     name="glm4v",
@@ -21,16 +21,14 @@ GLM4V = Family(
     spatial_merge_size=2,
     video_layout="frames",
     position_rules=("grid",),
-    position_rows=3,
     tokens_per_second=None,
     vocab_size=151_552,
     coordinates="normalized_1000",
     video_prompt_id=151344,
     video_bounds=(151341, 151342),
-    frame_text="{run}{whole}",
-    frame_time="first",
-    video_policies=("transformers_glm4v",),
+    texts=Texts(frame="{run}{whole}", frame_time="first"),
     video=VideoDefaults(
+        policies=("transformers_glm4v",),
         area=(112 * 112, 28 * 28 * 2 * 30_000),
         mean=(0.48145466, 0.4578275, 0.40821073),
         std=(0.26862954, 0.26130258, 0.27577711),

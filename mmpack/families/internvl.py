@@ -3,7 +3,7 @@
 A tile of 448 pixels is a grid of 32 × 32 patches, 2 × 2 of which are one token. A video is images of one tile each.
 """
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, ImageSettings, Texts
 
 INTERNVL = Family(
     name="internvl",
@@ -20,10 +20,9 @@ INTERNVL = Family(
     spatial_merge_size=2,
     video_layout="images",
     position_rules=("count",),
-    position_rows=1,
     tokens_per_second=None,
     pixel_layout="tiles",
-    writes_markers=True,
-    image_options=(("crop_to_patches", True),),
+    texts=Texts(markers=True),
+    images=ImageSettings(passed=(("crop_to_patches", True),)),
     coordinates="normalized_1000",
 )

@@ -3,7 +3,7 @@
 The tower averages up to four frames of a video into one run of placeholders, each after its time of the clock.
 """
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, Texts
 
 KIMI_K25 = Family(
     name="kimi_k25",
@@ -21,13 +21,14 @@ KIMI_K25 = Family(
     spatial_merge_size=2,
     video_layout="frames",
     position_rules=("count",),
-    position_rows=1,
     tokens_per_second=None,
     pixel_layout="squares",
     pooled_frames=4,
     projector="mm_projector",
-    frame_text="{time}<|media_begin|>video{run}",
-    frame_start_id=163603,  # <|media_content|>
-    frame_time="first",
+    texts=Texts(
+        frame="{time}<|media_begin|>video{run}",
+        frame_start_id=163603,  # <|media_content|>
+        frame_time="first",
+    ),
     vocab_size=163_968,
 )

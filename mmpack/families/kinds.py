@@ -49,6 +49,9 @@ _TOWERS = {
     "siglip": TowerKind(merging="pooled"),
     "pixtral": TowerKind("swiglu", "mixed"),
     "minicpmv": TowerKind(merging="twice"),
+    "smolvlm": TowerKind(merging="product"),
+    "idefics3": TowerKind(merging="product"),
+    "llava_onevision": TowerKind(merging="unmerged"),
 }
 
 # The config of a model for costs where none is known: Qwen2.5-VL-7B's; and what linear layers of Qwen3.5 have.
@@ -84,9 +87,10 @@ def decoder_kind(model_type: str) -> DecoderKind | None:
     return _DECODERS.get(_start(model_type, _DECODERS))
 
 
-def tower_kind(model_type: str) -> TowerKind:
-    """The kind of a tower; of one that is not known the commonest, without terms for memory."""
-    return _TOWERS.get(_start(model_type, _TOWERS), TowerKind())
+def tower_kind(*model_types: str) -> TowerKind:
+    """The kind of a tower by the first name that is known, else the commonest, without terms for memory."""
+    known = (_TOWERS.get(_start(name, _TOWERS)) for name in model_types)
+    return next((kind for kind in known if kind), TowerKind())
 
 
 def _start(model_type: str, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ written. A frame of a video is a view; frames that are cut into slices have no l
 
 from dataclasses import replace
 
-from mmpack.families.base import Views
+from mmpack.families.base import ImageSettings, Views
 from mmpack.families.qwen3_5 import QWEN3_5
 
 MINICPMV4_6 = replace(
@@ -19,7 +19,6 @@ MINICPMV4_6 = replace(
     # in the tower and behind it, two each
     spatial_merge_size=4,
     position_rules=("count",),
-    position_rows=1,
     pixel_layout="strip",
     vocab_size=248_094,
     views=Views(
@@ -28,8 +27,7 @@ MINICPMV4_6 = replace(
         row_end="\n",
         number=("<image_id>", "</image_id>"),
     ),
-    fixed_settings=(("downsample_mode", "16x"),),
+    images=ImageSettings(fixed=(("downsample_mode", "16x"),)),
     oldest_transformers="5.19",  # before, its tower merges views of one size only
-    video_policies=(),
     video=None,
 )

@@ -3,7 +3,7 @@
 No video. Positions count tokens. The tower reads pictures of unlike sizes as one padded tensor.
 """
 
-from mmpack.families.base import Family
+from mmpack.families.base import Family, ImageSettings
 
 MISTRAL3 = Family(
     name="mistral3",
@@ -21,10 +21,9 @@ MISTRAL3 = Family(
     spatial_merge_size=2,
     video_layout="images",
     position_rules=("count",),
-    position_rows=1,
     tokens_per_second=None,
     pixel_layout="canvas",
     vocab_size=131_072,
     row_end_id=12,
-    limit_names=(("max_pixels", "size.longest_edge"),),
+    images=ImageSettings(limit_names=(("max_pixels", "size.longest_edge"),)),
 )

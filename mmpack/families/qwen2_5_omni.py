@@ -17,9 +17,13 @@ QWEN2_5_OMNI = replace(
     position_rules=("seconds",),
     tokens_per_second=25.0,
     coordinates=None,
-    video_policies=("transformers_qwen2_vl",),
     # its processor hands these sizes to its video processor at each call
-    video=replace(QWEN2_5_VL.video, area=(128 * 28 * 28, 768 * 28 * 28), max_video_tokens=None),
+    video=replace(
+        QWEN2_5_VL.video,
+        policies=("transformers_qwen2_vl",),
+        area=(128 * 28 * 28, 768 * 28 * 28),
+        max_video_tokens=None,
+    ),
     # before, the towers stand beside the text model
     oldest_transformers="5.23",
     audio=Audio(

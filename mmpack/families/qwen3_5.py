@@ -17,7 +17,6 @@ QWEN3_5 = replace(
     vision_end_id=248054,
     pad_token_id=248044,
     turn_ids=(248045,),
-    vision_levels=1,
     vocab_size=248_320,
     linear_attention=True,
     full_attention_share=0.25,

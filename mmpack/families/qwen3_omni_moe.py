@@ -16,8 +16,6 @@ QWEN3_OMNI_MOE = replace(
     processors=("Qwen3OmniMoeProcessor",),
     patch_size=16,
     tokens_per_second=13.0,
-    # the last layer's and three of deepstack
-    vision_levels=4,
     video=replace(
         QWEN2_5_OMNI.video,
         area=(128 * 32 * 32, 768 * 32 * 32),

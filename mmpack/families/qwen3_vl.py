@@ -16,10 +16,8 @@ QWEN3_VL = replace(
     patch_size=16,
     video_layout="frames",
     position_rules=("grid",),
-    # the last layer's and three of deepstack
-    vision_levels=4,
-    video_policies=("transformers_qwen3_vl", "qwen_vl_utils", "vllm"),
     video=VideoDefaults(
+        policies=("transformers_qwen3_vl", "qwen_vl_utils", "vllm"),
         area=(64 * 64, 24576 * 32 * 32),
         mean=(0.5, 0.5, 0.5),
         std=(0.5, 0.5, 0.5),

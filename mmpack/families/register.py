@@ -17,11 +17,10 @@ _WORDS = ("video_layout", "pixel_layout", "coordinates")
 _CHOICES = {
     "packing": ("yes", "kernels-only", "no"),
     "sharing": ("tree", "none"),
-    "frame_time": ("middle", "first"),
 }
 _SIZES = (
     *("patch_size", "temporal_patch_size", "spatial_merge_size", "pooled_frames"),
-    *("vision_levels", "vocab_size"),
+    "vocab_size",
 )
 
 
@@ -130,9 +129,10 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
             listed = ", ".join(sorted(repr(word) for word in words))
             yield f"has {name}={value!r:.40}", f"use one of {listed}"
     media = family.placeholder_ids
-    if not (isinstance(family.two_way_media, tuple) and set(family.two_way_media) <= media.keys()):
+    seen = () if family.two_way is None else family.two_way.media
+    if not (isinstance(seen, tuple) and set(seen) <= media.keys()):
         yield (
-            f"has two_way_media={family.two_way_media!r:.40}",
+            f"has two_way with media={seen!r:.40}",
             f"pass a tuple of modalities that have placeholders: {', '.join(media)}",
         )
     if family.audio is not None and family.audio.interleaving not in ("chunks", "time"):
@@ -145,6 +145,11 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
             f"has audio with halvings={family.audio.halvings!r:.40}",
             "use 'up' or 'down' for each",
         )
+    if family.texts.frame_time not in ("first", "middle"):
+        yield (
+            f"has texts with frame_time={family.texts.frame_time!r:.40}",
+            "use 'first' or 'middle'",
+        )
     if family.video is not None and family.video.resize not in ("area", "budget"):
         yield f"has video with resize={family.video.resize!r:.40}", "use 'area' or 'budget'"
     if family.video_token_id is None and family.video_layout != "images":
@@ -155,21 +160,17 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
 
 
 def _positions(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
-    rows: dict[str, int] = {}
-    for other in others:
-        rows |= dict.fromkeys(other.position_rules, other.position_rows)
+    known = {rule for other in others for rule in other.position_rules}
     rules = family.position_rules
-    if not (isinstance(rules, tuple) and rules and set(rules) <= rows.keys()):
+    if not (isinstance(rules, tuple) and rules and set(rules) <= known):
         yield (
             f"has position_rules={rules!r:.60}",
-            f"pass a tuple of {', '.join(sorted(rows))}; the first is what the newest transformers does",
+            f"pass a tuple of {', '.join(sorted(known))}; the first is what the newest transformers does",
         )
-        return
-    wrong = [rule for rule in rules if rows[rule] != family.position_rows]
-    if wrong:
+    elif "count" in rules and len(rules) > 1:
         yield (
-            f"has position_rows={family.position_rows!r:.20}, but the rule {wrong[0]!r} gives {rows[wrong[0]]}",
-            f"set position_rows={rows[wrong[0]]}",
+            f"has position_rules={rules!r:.60}, of which 'count' gives one row and the others three",
+            "pass ('count',), or the others",
         )
 
 

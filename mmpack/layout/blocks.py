@@ -14,13 +14,14 @@ from mmpack.schema.sample import Sample
 
 
 def two_way_blocks(sample: Sample, family: Family) -> np.ndarray:
-    """int64 [n, 2]: start and stop of each block, rising; none for a family without `two_way_media`.
+    """int64 [n, 2]: start and stop of each block, rising; none for a family without `two_way`.
 
     Frames of a video with text between them are blocks of their own.
     """
+    seeing = () if family.two_way is None else family.two_way.media
     blocks: list[list[int]] = []
     for span in sample.modality_spans:
-        if span.modality not in family.two_way_media or span.start == span.stop:
+        if span.modality not in seeing or span.start == span.stop:
             continue
         if blocks and blocks[-1][1] == span.start:
             blocks[-1][1] = span.stop

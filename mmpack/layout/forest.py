@@ -172,7 +172,7 @@ def _runs(sample: Sample) -> list[tuple[int, int, tuple[Any, ...]]]:
 
     Where placeholders see each other, media that touch are one run: what one of them is, changes the other.
     """
-    touching = bool(get_family(sample.family).two_way_media)
+    touching = get_family(sample.family).two_way is not None
     out: list[tuple[int, int, tuple[Any, ...]]] = []
     for start, stop, indices in joined(occurrences(sample)):
         media: tuple[Any, ...] = tuple(medium_key(sample.media[m]) for m in indices)

@@ -28,7 +28,7 @@ def clock(seconds: float) -> str:
 def frame_text(family: Family, seconds: float, run: str) -> str:
     """What the family writes for one run of a video: its time, and `run` in the place of its placeholders."""
     times = {"clock": clock(seconds), "time": time_of_day(seconds)}
-    return family.frame_text.format(seconds=seconds, whole=int(seconds), run=run, **times)
+    return family.texts.frame.format(seconds=seconds, whole=int(seconds), run=run, **times)
 
 
 def frame_seconds(medium: Medium, family: Family) -> list[float]:
@@ -61,7 +61,7 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
 def patch_seconds(seconds: Sequence[float], size: int, family: Family) -> list[float]:
     """Of each `size` frames, by the times of all, what the family writes into the prompt."""
     padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
-    last = 0 if family.frame_time == "first" else size - 1
+    last = 0 if family.texts.frame_time == "first" else size - 1
     return [(padded[k] + padded[k + last]) / 2 for k in range(0, len(padded), size)]
 
 

@@ -181,7 +181,7 @@ def _row_fields(
     seen[:total] = forest.visible_until()
     seen[total:] = np.arange(total + 1, total + padding + 1)
     two_way = None
-    if family.two_way_media:
+    if family.two_way is not None:
         two_way = visible_from(samples, rows, total + padding, family)
     padded = np.zeros(total + padding, dtype=bool)
     padded[total:] = True

@@ -116,7 +116,7 @@ def _row_fields(
     if rowed:
         places[1:, flat] = batch_positions(samples, family)
     first = None
-    if family.two_way_media:
+    if family.two_way is not None:
         first = (visible_from(samples, rows, size, family) % width).reshape(-1, width)
     padding = mask.reshape(-1, width) == 0
     plan = plan_attention(seen.reshape(-1, width), padding, first)

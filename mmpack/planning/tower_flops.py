@@ -41,7 +41,7 @@ def tower_flops(fields: Fields, out: int) -> TowerFlops:
     inner = int(width * tower.get("mlp_ratio", 4)) if ratio else tower.get("intermediate_size")
     sizes = {"hidden_size": width, "num_hidden_layers": blocks, "intermediate_size": inner}
     required(sizes, tuple(sizes), "cost_model: vision_config")
-    kind = tower_kind(str(tower.get("model_type") or whole))
+    kind = tower_kind(whole, str(tower.get("model_type") or ""))
     products = 3 if kind.mlp == "swiglu" else 2
     block = 4 * width * width + products * width * inner
     merged = _side(tower.get("spatial_merge_size") or fields.get("spatial_merge_size") or 2) ** 2
@@ -98,6 +98,16 @@ def _folded(fields: Fields, width: int, out: int, merged: int) -> float:
     return width * out + out * out / merged
 
 
+def _product(fields: Fields, width: int, out: int, merged: int) -> float:
+    """One product of all patches of a token beside each other."""
+    return width * out
+
+
+def _unmerged(fields: Fields, width: int, out: int, merged: int) -> float:
+    """Two products of each patch: nothing is merged."""
+    return width * out + out * out
+
+
 def _convolved(fields: Fields, width: int, out: int, merged: int) -> float:
     """A convolution over the patches of a token, a product, and an MLP of three."""
     inner = fields["vision_config"]["intermediate_size"]
@@ -129,6 +139,8 @@ def _twice(fields: Fields, width: int, out: int, merged: int) -> float:
 _WAYS: dict[str, _Merging] = {
     "beside": _beside,
     "folded": _folded,
+    "product": _product,
+    "unmerged": _unmerged,
     "convolved": _convolved,
     "pooled": _pooled,
     "mixed": _mixed,

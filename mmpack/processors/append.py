@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.arguments import as_ids, as_logprobs, template_options
-from mmpack.processors.build import COMPUTED, Layout, build_sample
+from mmpack.processors.build import COMPUTED, build_sample
 from mmpack.processors.conversation import PAST, after_a_turn, source_of
-from mmpack.processors.expand import expanded_ids
-from mmpack.processors.messages import parts_of
 from mmpack.processors.replay import Replay, joined_replay
 from mmpack.processors.views import pictures
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import REPLAY, Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
+
+if TYPE_CHECKING:
+    from mmpack.processors.processor import Processor
 
 _DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans", *REPLAY}
 
@@ -35,38 +36,8 @@ class Observation(NamedTuple):
     template_kwargs: dict[str, Any] | None
 
 
-class Turns(Layout, Protocol):
-    """What turns are written by: the layout and methods of a `Processor`."""
-
-    video_markers: str
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def views(self, item: Any, where: str, kind: str | None) -> list[Medium]: ...
-
-    def numbers_after(self, media: Sequence[Medium]) -> Mapping[str, int] | None: ...
-
-    def media_from(self, items: Sequence[Any]) -> list[Medium]: ...
-
-    def rendered(
-        self,
-        messages: Sequence[dict[str, Any]],
-        options: dict[str, Any],
-        since: int = 0,
-        invented: int = 0,
-    ) -> str: ...
-
-    def encoded(
-        self, text: str, items: Sequence[Medium], before: Sequence[Medium]
-    ) -> np.ndarray: ...
-
-
 def append_turn(
-    processor: Turns,
+    processor: Processor,
     sample: Sample,
     observation: Observation,
     response_ids: Sequence[int] | np.ndarray,
@@ -110,45 +81,33 @@ def append_turn(
     kept["rollout_logprobs"] = _joined_logprobs(sample, rollout_logprobs, len(response))
     kept |= joined_replay(sample, replay, len(response), stop)
     ids = np.concatenate([sample.input_ids, observed, response])
-    return build_sample(processor, ids, before + items, spans, **kept)
+    return build_sample(processor.parts, ids, before + items, spans, **kept)
 
 
 def _observed(
-    processor: Turns, sample: Sample, given: Observation, before: list[Medium]
+    processor: Processor, sample: Sample, given: Observation, before: list[Medium]
 ) -> tuple[np.ndarray, list[Medium], str]:
     """Expanded ids of the observation, its media, and its source. `before`: the media in `sample`, in order."""
     ids = as_ids(given.ids, processor.vocab_size, "observation_ids")
     if given.messages is None:
         items = processor.media_from(given.media)
         if not given.expanded:
-            ids, _ = expanded_ids(
-                ids,
-                items,
-                processor.family,
-                processor.tokenizer,
-                processor.video_markers,
-                processor.numbers_after(before),
-                processor.tokens_per_second,
-            )
+            ids, _ = processor.prompts.expanded(ids, items, before)
         return ids, items, given.source or "tool"
     if len(ids):
         raise ArgumentError(
             "processor.append: observation_ids and messages say the same thing. Fix: pass one of them"
         )
-    parts = parts_of(given.messages, given.media)
-    items = [
-        view
-        for i, (kind, item) in enumerate(parts)
-        for view in processor.views(item, f"processor: media[{i}]", kind)
-    ]
-    options = template_options(given.template_kwargs)
+    items = processor.media.media_of(given.messages, given.media)
+    options = template_options(given.template_kwargs, prompt=True)
 
     def render(messages: Sequence[dict[str, Any]], **more: Any) -> str:
-        return processor.rendered(messages, {**options, **more}, PAST, PAST)
+        return processor.prompts.rendered(messages, {**options, **more}, PAST, PAST)
 
     shown = [views[0].modality for views in pictures(before)]
     ending, text = after_a_turn(render, given.messages, shown)
-    ids, end = processor.encoded(text, items, before), processor.encoded(ending, (), before)
+    encoded = processor.prompts.encoded
+    ids, end = encoded(text, items, before), encoded(ending, (), before)
     had = _overlap(sample.input_ids, end)
     if not had and not (sample.loss_spans and sample.loss_spans[-1].stop == len(sample)):
         raise ArgumentError(

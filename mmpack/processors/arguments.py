@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ _FIXES = {
     "Score": "[mp.Score(name='accuracy', value=1.0)]",
     "Cost": "[mp.Cost(name='harm', value=1.0)]",
 }
+_OF_TEMPLATES = (
+    "tools",
+    "documents",
+    "enable_thinking",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 
 
 def as_ids(ids: Sequence[int] | np.ndarray, limit: int, name: str = "input_ids") -> np.ndarray:
@@ -97,8 +105,10 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         content = message.get("content")
         empty = content is None and not message.get("tool_calls")
         if empty or not isinstance(content, (str, list, tuple, type(None))):
+            odd = next((n for n in message if n not in ("role", "content", "tool_calls")), None)
+            beside = "" if odd is None or "content" in message else f" and {odd!r:.40} instead"
             raise ArgumentError(
-                f"{where} has the content {shown(content)}, expected a str or a list of parts. {fix}"
+                f"{where} has the content {shown(content)}{beside}, expected a str or a list of parts. {fix}"
             )
         calls = message.get("tool_calls") or []
         if not isinstance(calls, (list, tuple)) or not all(isinstance(c, Mapping) for c in calls):
@@ -110,15 +120,44 @@ def check_messages(messages: Any, name: str = "messages") -> None:
         raise ArgumentError(f"processor: {name} is empty. {fix}")
 
 
-def template_options(given: Any) -> dict[str, Any]:
-    """Keywords of the chat template. Raises: ArgumentError."""
+def template_options(given: Any, prompt: bool | None = None) -> dict[str, Any]:
+    """Keywords of the chat template. `prompt`: whether a generation prompt must follow; None: as they say.
+
+    Raises: ArgumentError.
+    """
     if not isinstance(given, dict | None) or not all(isinstance(k, str) for k in given or ()):
-        shown = "a dict of other keys" if isinstance(given, dict) else type(given).__name__
+        what = "a dict of other keys" if isinstance(given, dict) else type(given).__name__
         raise ArgumentError(
-            f"processor: template_kwargs is {shown}, expected names and values. "
+            f"processor: template_kwargs is {what}, expected names and values. "
             'Fix: pass template_kwargs={"enable_thinking": False}'
         )
-    return given or {}
+    given = given or {}
+    for name, own in (("add_generation_prompt", prompt), ("continue_final_message", False)):
+        if prompt is not None and bool(given.get(name, own)) != own:
+            raise ArgumentError(
+                f"processor: {name} of template_kwargs is {shown(given[name])}, but here it follows from what is "
+                "trained. Fix: leave it out"
+            )
+    return given
+
+
+def check_names(
+    given: Iterable[str], known: Sequence[str], what: str, holder: str, templates: bool = False
+) -> None:
+    """Raise ArgumentError for names that are no fields of `holder`; `known` are those that can be set.
+
+    `templates`: what a chat template reads has an argument of its own.
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, known, 1)
+        fix = f"write {near[0]}" if near else "leave it out"
+        if templates and (name in _OF_TEMPLATES or name.endswith("template_kwargs")):
+            fix = 'pass what the chat template reads as template_kwargs={"tools": …}'
+        raise ArgumentError(
+            f"{what}: {name!r:.40} is not a field of {holder} that you can set. Fix: {fix}"
+        )
 
 
 def check_fields(fields: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.families import Audio, Family
 from mmpack.layout.fingerprint import audio_hash, cache_key
 from mmpack.processors.cache import MediaCache, Processed
+from mmpack.processors.data_url import check_read
 from mmpack.processors.images import path_below
 from mmpack.schema.media import Medium
 
@@ -157,7 +158,8 @@ def _samples_of(
         data = item if isinstance(item, (bytes, bytearray)) else item.read_bytes()
         known["file_hash"] = hashlib.sha256(data).hexdigest()
         return _checked(decode(data, rate)[0], where), known
-    if isinstance(item, dict):
+    if isinstance(item, dict) and "array" in item:
+        check_read(item, {"array", "sampling_rate", "path"}, where)
         item = (item.get("array"), item.get("sampling_rate"))
     if not (isinstance(item, tuple) and len(item) == 2):
         raise ArgumentError(
@@ -166,6 +168,10 @@ def _samples_of(
         )
     array, given = item
     samples = np.asarray(array)
+    if not samples.ndim:
+        raise ArgumentError(
+            f"{where}: the rate comes before the samples. Fix: pass (samples, sampling_rate)"
+        )
     if given != rate:
         raise ArgumentError(
             f"{where}: the samples have a rate of {given!r:.40}, the model hears {rate} a second. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.mrope import grids_of_media, mrope_positions
 from mmpack.layout.occurrences import context_ids, spans_from_runs
 from mmpack.layout.runs import Runs, placeholder_runs
-from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths
+from mmpack.processors.arguments import as_logprobs, check_fields, check_lengths, check_names
+from mmpack.processors.settings import Parts
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, covered
@@ -29,22 +30,11 @@ COMPUTED = {
     "processor",
     "processor_fingerprint",
 }
-
-
-class Layout(Protocol):
-    """What a sample is built by: the layout of a `Processor`."""
-
-    family: Family
-    tokenizer: Any
-    position_rule: str
-    tokens_per_second: float | None
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
+SETTABLE = [name for name in Sample.columns() if name not in COMPUTED]
 
 
 def build_sample(
-    processor: Layout,
+    parts: Parts,
     ids: np.ndarray,
     media: Sequence[Medium],
     loss_spans: list[LossSpan],
@@ -54,13 +44,9 @@ def build_sample(
     **fields: Any,
 ) -> Sample:
     """Check placeholders against `media` (one per occurrence, outside of the loss), and derive all the rest."""
-    unknown = [name for name in fields if name not in Sample.columns() or name in COMPUTED]
-    if unknown:
-        raise ArgumentError(
-            f"processor: {unknown[0]!r} is not a field of Sample that you can set. Fix: leave it out"
-        )
+    check_names(fields, SETTABLE, "processor", "Sample")
     check_fields({"sample_id": sample_id, "group_id": group_id} | fields)
-    family = processor.family
+    family = parts.family
     policy = covered(loss_spans, len(ids))
     context = context_ids(ids, policy, family)
     _refuse_unread(context, family)
@@ -70,8 +56,8 @@ def build_sample(
         context,
         family,
         **grids_of_media(media),
-        rule=processor.position_rule,
-        tokens_per_second=processor.tokens_per_second,
+        rule=parts.position_rule,
+        tokens_per_second=parts.tokens_per_second,
     )
     distinct, spans = spans_from_runs(runs, media, family, "processor")
     logprobs = fields.pop("rollout_logprobs", None)
@@ -79,8 +65,8 @@ def build_sample(
     metadata = dict(fields.pop("metadata", None) or {})
     if policy.any():
         written = ids[policy].tolist()
-        metadata[RESPONSE_TEXT_KEY] = response_hash(processor.tokenizer.decode(written), written)
-    settings = processor.settings
+        metadata[RESPONSE_TEXT_KEY] = response_hash(parts.tokenizer.decode(written), written)
+    settings = parts.settings
     return Sample(
         sample_id=sample_id,
         group_id=sample_id if group_id is None else group_id,
@@ -116,6 +102,12 @@ def _refuse_lone(found: Runs, media: Sequence[Medium], family: Family) -> None:
     starts = [runs[0][0] for _, runs in found.media()]
     i = 0
     for m in media:
+        if family.tokens_by_size is not None and lengths[i : i + 1] not in ([], [m.num_tokens]):
+            raise LayoutError(
+                f"processor: the run of token {starts[i]} has {lengths[i]} tokens, its {m.modality} has "
+                f"{m.num_tokens}. Fix: expand each placeholder to the tokens of its medium",
+                "MM101",
+            )
         runs = family.spans_of(m.modality, m.grid_thw)
         if lengths[i : i + 1] == [1] and m.num_tokens > runs:
             what = "audio" if m.modality == "audio" else "vision"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmpack.errors import ArgumentError, TemplateWarning, callers_level
+from mmpack.processors.written import check_turn
 
 Render = Callable[..., str]  # (messages, add_generation_prompt=…) -> text
 _ANSWER = "[mmpack: the answer]"
@@ -43,6 +44,7 @@ def assistant_turns(
                 "from the sampled ids, or pass a chat_template that leaves turns as they are"
             )
         turns.append((len(before), len(after.rstrip())))
+        check_turn(after[len(before) :], before, message, f"messages[{k}]")
         warn_of_opening(after[len(before) :], message, f"messages[{k}]")
     if not turns:
         raise ArgumentError(

@@ -9,6 +9,19 @@ from urllib.parse import unquote_to_bytes
 
 from mmpack.errors import ArgumentError
 
+_CELL = {"bytes", "path"}
+
+
+def check_read(item: dict[str, Any], known: set[str], where: str) -> None:
+    """Raise ArgumentError for what an object holds beside `known`."""
+    odd = next((name for name in item if name not in known and item[name] is not None), None)
+    if odd is not None:
+        beside = " and ".join(sorted(known & item.keys()))
+        raise ArgumentError(
+            f"{where} holds {odd!r:.40} beside {beside}, which is not read. Fix: leave it out, and do what it says "
+            "first, for engine and trainer alike"
+        )
+
 
 def is_data_url(item: Any) -> bool:
     return isinstance(item, str) and item[:5].lower() == "data:"
@@ -21,7 +34,8 @@ def loaded(item: Any, where: str) -> Any:
     path.
     Raises: ArgumentError.
     """
-    if isinstance(item, dict) and item.keys() and item.keys() <= {"bytes", "path"}:
+    if isinstance(item, dict) and item.keys() & _CELL and "array" not in item:
+        check_read(item, _CELL, where)
         item = next((item[name] for name in ("bytes", "path") if item.get(name) is not None), None)
         if item is None:
             raise ArgumentError(f"{where} has neither bytes nor a path. Fix: pass the file's bytes")
@@ -33,6 +47,11 @@ def loaded(item: Any, where: str) -> Any:
     if not comma:
         raise ArgumentError(
             f"{where} is a data: URL without a comma. Fix: write it as data:image/png;base64,…"
+        )
+    if head.lower().startswith("data:video/jpeg") and "," in data:  # as vLLM takes them
+        raise ArgumentError(
+            f"{where} is a list of JPEGs, whose times nobody knows. "
+            'Fix: pass ([pictures], {"fps": …}), each opened by Pillow'
         )
     content = unquote_to_bytes(data)
     return from_base64(content, where) if head.lower().endswith(";base64") else content

@@ -19,17 +19,15 @@ from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_seconds, frame_text
 from mmpack.layout.tmrope import interleaved
+from mmpack.processors.differences import REPLACED
 from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
 
-# What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own:
-# transformers before 5.10 replaced all three, since then only the placeholder: the two stay.
-KEPT, REPLACED = "kept", "replaced"
 _RUN = "\0"  # stands for a run of placeholders, in a text that is cut there
 
 
-# a medium, and a video's sound
-Unit = tuple[Medium, Medium | None]
+# what one prompt id stands for: a medium, or a video with its sound, or the views of a picture
+Unit = list[Medium]
 
 
 def expanded_ids(
@@ -47,36 +45,23 @@ def expanded_ids(
     breaks become one token. `numbers`: see `with_runs`. `per_second`: positions of a video that has its sound.
     Raises: LayoutError, ArgumentError.
     """
-    groups = [] if family.views is None else pictures(media)
-    units = units_of(media) if family.views is None else [(views[0], None) for views in groups]
-    firsts = [medium for medium, _ in units]
-    at = _placeholders(ids, firsts, family)
+    units = units_of(media, family)
+    kinds = {v: k for k, v in family.prompt_ids.items()}
+    at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
+    _refuse_others([kinds[int(ids[i])] for i in at], [unit[0] for unit in units])
     lengths = np.ones(len(ids), dtype=np.int64)
-    if family.views is not None:
-        numbered = zip(at, groups, _numbers(firsts, numbers), strict=True)
-        views = {i: _ids_of_views(v, family, tokenizer, n) for i, v, n in numbered}
-        return _joined(ids, views, lengths)
-    texts: dict[int, list[str]] = {}  # around the runs of the medium that stands there
-    for i, (medium, sound) in zip(at, units, strict=True):
-        texts[i] = ["", ""] if sound is not None else _texts(medium, family)
+    texts: dict[int, list[str]] = {}  # around the runs of the unit that stands there
+    for i, unit, number in zip(at, units, _numbers(units, numbers), strict=True):
+        texts[i] = _texts(unit, family, number)
         _take_breaks(ids, i, texts, lengths, tokenizer)
-        if markers == REPLACED and _in_frames(medium, family):
+        if markers == REPLACED and _in_frames(unit[0], family):
             lengths[_markers_around(ids, i, family)] = 0
-    pieces = {
-        i: _ids_of(medium, texts[i], family, tokenizer)
-        if sound is None
-        else _film_ids(medium, sound, family, per_second)
-        for i, (medium, sound) in zip(at, units, strict=True)
-    }
-    return _joined(ids, pieces, lengths)
-
-
-def _joined(
-    ids: np.ndarray, pieces: Mapping[int, np.ndarray], lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """`ids`, each as many times as `lengths` says, with `pieces` in the place of some; see `expanded_ids`."""
-    for i, piece in pieces.items():
-        lengths[i] = len(piece)
+    pieces = {}
+    for i, unit in zip(at, units, strict=True):
+        written = tokenizer(_spelled(unit, texts[i], family, tokenizer), add_special_tokens=False)
+        runs = np.asarray(written["input_ids"], dtype=np.int64)
+        pieces[i] = repeated(runs, unit, family, per_second)
+        lengths[i] = len(pieces[i])
     moved = np.concatenate([[0], np.cumsum(lengths)])
     out = np.repeat(ids, lengths)
     for i, piece in pieces.items():
@@ -96,9 +81,10 @@ def with_runs(
 
     `numbers`: of a family with views, pictures before the text by modality; None: their numbers are not written.
     """
-    units = units_of(media)
-    written = family.writes_markers or any(map(family.in_pieces, family.placeholder_ids))
-    if not (written or any(sound is not None for _, sound in units)):
+    units = units_of(media, family)
+    written = family.texts.markers or family.views is not None
+    written |= any(map(family.in_pieces, family.placeholder_ids))
+    if not (written or any(_has_sound(unit) for unit in units)):
         return text
 
     def spelled(ids: Sequence[int]) -> str:
@@ -106,55 +92,24 @@ def with_runs(
 
     kinds = {spelled([i]): modality for modality, i in family.prompt_ids.items()}
     parts = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
-    found = [kinds[prompt] for prompt in parts[1::2]]
-    if family.views is not None:
-        return _with_views(parts, found, media, family, numbers)
-    _refuse_others(found, [medium for medium, _ in units])
+    _refuse_others([kinds[prompt] for prompt in parts[1::2]], [unit[0] for unit in units])
     out = parts[0]
-    for (medium, sound), after in zip(units, parts[2::2], strict=True):
-        if sound is not None:
-            assert family.audio is not None
-            marks = [family.audio.start_id, family.placeholder_ids["video"], family.audio.end_id]
-            out += spelled(marks) + after
-            continue
-        if markers == REPLACED and _in_frames(medium, family):
+    for unit, number, after in zip(units, _numbers(units, numbers), parts[2::2], strict=True):
+        if markers == REPLACED and _in_frames(unit[0], family) and not _has_sound(unit):
             start, end = spelled(family.starts), spelled(family.ends)
             if out.endswith(start) and after.startswith(end):
                 out, after = out.removesuffix(start), after.removeprefix(end)
-        first, *rest = _texts(medium, family)
-        out += first
-        pad = family.placeholder_ids[medium.modality]
-        for (opens, closes), behind in zip(_marks(medium, family), rest, strict=True):
-            out += spelled([*opens, pad, *closes]) + behind
-        out += after
+        out += _spelled(unit, _texts(unit, family, number), family, tokenizer) + after
     return out
 
 
-def _with_views(
-    parts: list[str],
-    found: list[str],
-    media: Sequence[Medium],
-    family: Family,
-    numbers: Mapping[str, int] | None,
-) -> str:
-    """`parts`: text, placeholder, text, … of modalities `found`, one per picture."""
-    groups = pictures(media)
-    firsts = [views[0] for views in groups]
-    _refuse_others(found, firsts)
-    out = parts[0]
-    numbered = _numbers(firsts, numbers)
-    for views, number, pad, after in zip(groups, numbered, parts[1::2], parts[2::2], strict=True):
-        out += text_of(views, pad, family, number) + after
-    return out
-
-
-def _numbers(media: Sequence[Medium], before: Mapping[str, int] | None) -> list[int | None]:
+def _numbers(units: Sequence[Unit], before: Mapping[str, int] | None) -> list[int | None]:
     """Of each picture and each video, counted apart; None each where they are not written."""
     if before is None:
-        return [None] * len(media)
+        return [None] * len(units)
     counts = dict(before)
     out: list[int | None] = []
-    for medium in media:
+    for medium, *_ in units:
         out.append(counts.get(medium.modality, 0))
         counts[medium.modality] = counts.get(medium.modality, 0) + 1
     return out
@@ -165,7 +120,9 @@ def repeated(
 ) -> np.ndarray:
     """ids with one placeholder per run -> one per vision or audio token. Raises: LayoutError, ArgumentError."""
     runs = [
-        u for u in units_of(media) for _ in range(family.spans_of(u[0].modality, u[0].grid_thw))
+        film
+        for film in _films(media)
+        for _ in range(family.spans_of(film[0].modality, film[0].grid_thw))
     ]
     found = placeholder_runs(ids, family)
     lengths = found.stops - found.starts
@@ -185,9 +142,16 @@ def repeated(
     return out
 
 
-def units_of(media: Sequence[Medium]) -> list[Unit]:
-    """Each medium that has a placeholder of its own, with a video's sound. Raises: ArgumentError for a sound alone."""
-    out: list[Unit] = []
+def units_of(media: Sequence[Medium], family: Family) -> list[Unit]:
+    """The media of each prompt id. Raises: LayoutError, ArgumentError for a video's sound alone."""
+    if family.views is not None:
+        return pictures(media)
+    return [[medium] if sound is None else [medium, sound] for medium, sound in _films(media)]
+
+
+def _films(media: Sequence[Medium]) -> list[tuple[Medium, Medium | None]]:
+    """Each medium that has placeholders of its own, with a video's sound. Raises: ArgumentError for a sound alone."""
+    out: list[tuple[Medium, Medium | None]] = []
     for medium in media:
         if not medium.in_video:
             out.append((medium, None))
@@ -201,11 +165,8 @@ def units_of(media: Sequence[Medium]) -> list[Unit]:
     return out
 
 
-def _film_ids(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
-    """A video's placeholder, with its sound: both in turns, between the marks of the sound."""
-    assert family.audio is not None
-    run = _run_of(video, sound, family, per_second)
-    return np.concatenate([[family.audio.start_id], run, [family.audio.end_id]])
+def _has_sound(unit: Unit) -> bool:
+    return unit[-1].in_video
 
 
 def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | None) -> np.ndarray:
@@ -227,14 +188,6 @@ def _run_of(video: Medium, sound: Medium, family: Family, per_second: float | No
     return np.where(mine, ids["video"], ids["audio"]).astype(np.int64)
 
 
-def _placeholders(ids: np.ndarray, media: Sequence[Medium], family: Family) -> list[int]:
-    """Where `media` stand in ids that are not expanded, one id each, in order."""
-    kinds = {v: k for k, v in family.prompt_ids.items()}
-    at: list[int] = np.flatnonzero(np.isin(ids, list(kinds))).tolist()
-    _refuse_others([kinds[int(ids[i])] for i in at], media)
-    return at
-
-
 def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
     wanted = [m.modality for m in media]
     if found != wanted:
@@ -245,35 +198,48 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
         )
 
 
-def _texts(medium: Medium, family: Family) -> list[str]:
-    """What is written before the first of a medium's runs, between two, and after the last. Raises: LayoutError."""
+def _spelled(unit: Unit, texts: Sequence[str], family: Family, tokenizer: Any) -> str:
+    """A unit's text, one placeholder per run, between its marks; `texts`: around the runs."""
+    marks = _marks(unit, len(texts) - 1, family)
+    pad = family.placeholder_ids[unit[0].modality]
+    out = texts[0]
+    for (opens, closes), behind in zip(marks, texts[1:], strict=True):
+        out += "".join(tokenizer.convert_ids_to_tokens([*opens, pad, *closes])) + behind
+    return out
+
+
+def _texts(unit: Unit, family: Family, number: int | None) -> list[str]:
+    """What is written before the first of a unit's runs, between two, and after the last. Raises: LayoutError."""
+    medium = unit[0]
     runs = family.spans_of(medium.modality, medium.grid_thw)
-    if _in_frames(medium, family):
+    if family.views is not None:
+        whole = text_of(unit, _RUN, family, number)
+    elif _in_frames(medium, family):
         seconds = frame_seconds(medium, family)
-        whole = family.frames_between.join(frame_text(family, s, _RUN) for s in seconds)
+        whole = family.texts.between.join(frame_text(family, s, _RUN) for s in seconds)
     elif medium.modality == "video" or family.row_end_id is not None:
         whole = _RUN * runs
     else:
-        tiles = [family.image_text.format(run=_RUN)] * runs
+        tiles = [family.texts.image.format(run=_RUN)] * runs
         whole = tiles[0]
-        if len(tiles) > 1 and family.tiles_text is not None:
-            whole = family.tiles_text.format(first=tiles[0], rest=" ".join(tiles[1:]))
+        if len(tiles) > 1 and family.texts.tiles is not None:
+            whole = family.texts.tiles.format(first=tiles[0], rest=" ".join(tiles[1:]))
     return whole.split(_RUN)
 
 
-def _marks(medium: Medium, family: Family) -> list[tuple[list[int], list[int]]]:
-    """Ids right before and right after each of a medium's runs."""
-    runs = family.spans_of(medium.modality, medium.grid_thw)
-    start, end = family.starts, family.ends
-    if _in_frames(medium, family) and family.frame_start_id is not None:
-        start = [family.frame_start_id]
+def _marks(unit: Unit, runs: int, family: Family) -> list[tuple[list[int], list[int]]]:
+    """Ids right before and right after each of a unit's runs."""
+    medium, start, end = unit[0], family.starts, family.ends
+    if _has_sound(unit) and family.audio is not None:
+        return [([family.audio.start_id], [family.audio.end_id])]
+    if _in_frames(medium, family) and family.texts.frame_start_id is not None:
+        start = [family.texts.frame_start_id]
     if medium.modality == "image" and family.row_end_id is not None:
         rows: list[tuple[list[int], list[int]]] = [([], [family.row_end_id])] * runs
         rows[0], rows[-1] = (start, rows[0][1]), (rows[-1][0], end)
         return rows if runs > 1 else [(start, end)]
-    return [
-        (start, end) if family.writes_markers or _in_frames(medium, family) else ([], [])
-    ] * runs
+    marked = family.texts.markers or _in_frames(medium, family)
+    return [(start, end) if marked and family.views is None else ([], [])] * runs
 
 
 def _take_breaks(
@@ -305,27 +271,6 @@ def _breaks(token: int, tokenizer: Any) -> str:
     """The line breaks that an id stands for; empty where it stands for anything else."""
     text: str = tokenizer.decode([int(token)])
     return "" if text.strip("\n") else text
-
-
-def _ids_of(medium: Medium, texts: list[str], family: Family, tokenizer: Any) -> np.ndarray:
-    """Ids of a medium: `texts` around its runs, each encoded by itself."""
-    marks = _marks(medium, family)
-    run = [family.placeholder_ids[medium.modality]] * (medium.num_tokens // len(marks))
-    encoded = [
-        tokenizer(text, add_special_tokens=False)["input_ids"] if text else [] for text in texts
-    ]
-    out = list(encoded[0])
-    for (opens, closes), behind in zip(marks, encoded[1:], strict=True):
-        out += [*opens, *run, *closes, *behind]
-    return np.asarray(out, dtype=np.int64)
-
-
-def _ids_of_views(
-    views: Sequence[Medium], family: Family, tokenizer: Any, number: int | None
-) -> np.ndarray:
-    pad = tokenizer.convert_ids_to_tokens(family.placeholder_ids[views[0].modality])
-    ids = tokenizer(text_of(views, pad, family, number), add_special_tokens=False)["input_ids"]
-    return repeated(np.asarray(ids, dtype=np.int64), views, family)
 
 
 def _in_frames(medium: Medium, family: Family) -> bool:

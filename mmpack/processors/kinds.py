@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*"
 def kind_of_item(item: Any) -> str | None:
     """`image`, `video` or `audio`; None for bytes and paths, which may be any.
 
-    Audio is a Medium of one, (samples [n], rate), or an object with `array`. Videos are a Medium of one, a pair (frames
-    or file, what is known of it), or frames: uint8 [n, h, w, 3] or a list.
+    Audio is a Medium of one, samples [n] or with channels and their rate, or an object with `array`. Videos are a
+    Medium of one, a pair (frames or file, what is known of it), or frames: uint8 [n, h, w, 3] or a list.
     """
     if isinstance(item, Medium):
         return item.modality
@@ -38,10 +39,21 @@ def kind_of_item(item: Any) -> str | None:
         return None
     if isinstance(item, dict) and "array" in item:
         return "audio"
-    if isinstance(item, tuple) and len(item) == 2 and getattr(item[0], "ndim", 0) == 1:
+    if _is_sound(item):
         return "audio"
     frames = isinstance(item, (tuple, list)) or getattr(item, "ndim", 3) == 4
     return "video" if frames else "image"
+
+
+def _is_sound(item: Any) -> bool:
+    """Samples [n] alone, or samples of one or more channels with their rate, in either order."""
+    if not (isinstance(item, tuple) and len(item) == 2):
+        return getattr(item, "ndim", 0) == 1
+    samples, rate = item[::-1] if isinstance(item[0], Real) else item
+    if isinstance(samples, list):
+        return isinstance(rate, Real) and bool(samples) and isinstance(samples[0], (Real, list))
+    rows = getattr(samples, "ndim", 0)
+    return rows == 1 or (rows == 2 and isinstance(rate, Real))
 
 
 def is_picture(head: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,19 +25,20 @@ KINDS = ("image", "video", "audio")
 # types of parts, and the keys that hold a part's medium: what each is; None: the type says it
 _TYPES = {name: k for k in KINDS for name in (k, f"{k}_url", f"input_{k}")} | {"image_pil": "image"}
 _HOLDERS = {**_TYPES, "url": None, "base64": None, "path": None}
-# beside a medium: names, and hints for other readers of the same part
+# beside a medium or in its object: names, and hints for other readers of the same part
 _NAMES = ("id", "uuid", "detail", "format", "mime_type", "media_type")
 # parts that hold a medium, or what became of it, in a form that is not read
 _UNREAD = {
     "file": "pass its pages as pictures, or its text",
     "input_file": "pass its pages as pictures, or its text",
     "file_id": 'pass {"type": "image", "image": …} with the bytes of the file',
-    "inline_data": 'pass {"type": "image", "base64": …} with its data',
+    "inline_data": 'pass {"type": "KIND", "base64": …} with its data',
     "file_data": 'pass {"type": "image", "image": …} with the bytes of the file',
     "image_embeds": 'pass {"type": "image", "image": …} with the picture itself',
     "audio_embeds": 'pass {"type": "audio", "audio": …} with the sound itself',
 }
 _INSTEAD = {
+    "audio": "cut the sound first, for engine and trainer alike",
     "video": "video_settings of wrap_processor for every video, or (file, mp.video.sample(…)) for this one",
     "image": "settings of the image processor for every picture, or hand over this one resized",
 }
@@ -72,8 +74,11 @@ def parts_of(
             if item is None:
                 item = loaded(next(extra, None), where)
             if item is None:
+                odd = [name for name in plain_part(part, where) if name != "type"]
+                beside = f", and {odd[0]!r:.40} is not read" if odd else ""
                 raise ArgumentError(
-                    f"{where} is of type {kind} but holds no {kind}. Fix: put it into the part, or pass it in media="
+                    f"{where} is of type {kind} but holds no {kind}{beside}. "
+                    f'Fix: pass {{"type": "{kind}", "{kind}": …}}, or the {kind} in media='
                 )
             found = kind_of_item(item)
             if found not in (kind, None):
@@ -104,6 +109,7 @@ def kind_of_part(part: Any, where: str) -> str | None:
     given = [name for name, value in part.items() if value is not None]
     for name, fix in _UNREAD.items():
         if name in given or part.get("type") == name:
+            fix = fix.replace("KIND", _kind_of_mime(part[name])) if name in given else fix
             raise ArgumentError(f"{where} holds {name!r}, which mmpack can't read. Fix: {fix}")
     kind = _TYPES.get(str(part.get("type")))
     held = [name for name in given if name in _HOLDERS]
@@ -130,10 +136,16 @@ def kind_of_part(part: Any, where: str) -> str | None:
     return kind
 
 
+def _kind_of_mime(held: Any) -> str:
+    mime = held.get("mime_type") if isinstance(held, Mapping) else None
+    kind = str(mime).partition("/")[0]
+    return kind if kind in KINDS else "image"
+
+
 def plain_messages(messages: Sequence[dict[str, Any]], decode: bool = True) -> list[dict[str, Any]]:
     """`messages` as templates know them: parts bare of their media, and no key without content.
 
-    `decode`: the arguments of tool calls that are an object's JSON become the object.
+    `decode`: the arguments of tool calls that are an object's JSON become the object, if it says the same.
     """
     return [_plain_message(m, f"processor: messages[{i}]", decode) for i, m in enumerate(messages)]
 
@@ -168,12 +180,27 @@ def _plain_call(call: Mapping[str, Any], decode: bool) -> dict[str, Any]:
         return {**call, "function": _plain_call(call["function"], decode)}
     if decode and isinstance(call.get("arguments"), str):
         try:
-            arguments = json.loads(call["arguments"])
+            arguments = json.loads(
+                call["arguments"], object_pairs_hook=_each_once, parse_float=_finite
+            )
         except (ValueError, RecursionError):
             return call  # as the model wrote it
         if isinstance(arguments, dict):
             call["arguments"] = arguments
     return call
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError("a key comes twice")
+    return out
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError("a number beyond floats")
+    return value
 
 
 def _item_of(part: dict[str, Any], kind: str, where: str) -> Any:
@@ -199,8 +226,22 @@ def _text_of_bytes(part: dict[str, Any]) -> str | bytes | None:
 
 
 def _refuse_settings(part: dict[str, Any], kind: str, where: str) -> None:
-    odd = next((name for name in part if name in _BESIDE[kind] and part[name] is not None), None)
-    if odd is not None:
+    """Raise ArgumentError for what a part, or the object that holds its URL or data, asks for in vain."""
+    odd = [name for name in part if name in _BESIDE[kind] and part[name] is not None]
+    details = [part.get("detail")]
+    for name, held in part.items():
+        own = "data" if name == "input_audio" else "url"
+        if name in _HOLDERS and isinstance(held, Mapping) and held.get(own) is not None:
+            odd += [k for k, v in held.items() if k not in (own, *_NAMES) and v is not None]
+            details.append(held.get("detail"))
+    if odd:
+        fix = _INSTEAD[kind] if odd[0] in _BESIDE[kind] or kind == "audio" else "leave it out"
         raise ArgumentError(
-            f"{where} has {odd!r} beside the {kind}, which is not read here. Fix: {_INSTEAD[kind]}"
+            f"{where} has {odd[0]!r:.40} beside the {kind}, which is not read here. Fix: {fix}"
+        )
+    asked = [detail for detail in details if detail not in (None, "auto")]
+    if asked:
+        raise ArgumentError(
+            f"{where} has the detail {asked[0]!r:.40}, which is not read here. "
+            f"Fix: leave it out, or use {_INSTEAD[kind]}"
         )

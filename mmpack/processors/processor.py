@@ -10,23 +10,59 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import LossWarning, callers_level
+from mmpack.families import Family
 from mmpack.layout.occurrences import context_ids
 from mmpack.processors.append import Observation, append_turn
-from mmpack.processors.arguments import as_ids, as_spans, template_options
-from mmpack.processors.build import build_sample
+from mmpack.processors.arguments import as_ids, as_spans, check_names, template_options
+from mmpack.processors.build import SETTABLE, build_sample
 from mmpack.processors.conversation import assistant_turns, sources
-from mmpack.processors.expand import expanded_ids
 from mmpack.processors.media_maker import MediaMaker
-from mmpack.processors.messages import parts_of
 from mmpack.processors.prompts import PromptWriter
 from mmpack.processors.replay import Replay
+from mmpack.processors.settings import Parts
+from mmpack.processors.videos import Clip, VideoReader
+from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 
 
-class Processor(MediaMaker, PromptWriter):
-    """Made by `wrap_processor`; see its methods `__call__`, `from_ids` and `append`."""
+class Processor:
+    """Made by `wrap_processor`; see its methods `__call__`, `from_ids` and `append`.
+
+    `parts`: transformers' objects and their settings; `prompts`: messages to ids; `media`: pictures, videos and audio
+    to `Medium`s.
+    """
+
+    def __init__(self, parts: Parts, reader: VideoReader | None, cache_bytes: int):
+        self.parts = parts
+        self.prompts = PromptWriter(parts)
+        self.media = MediaMaker(parts, reader, cache_bytes)
+
+    @property
+    def family(self) -> Family:
+        """The model family."""
+        return self.parts.family
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer."""
+        return self.parts.tokenizer
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`Sample.processor`: every setting that decides the layout, as the parts have it now."""
+        return self.parts.settings
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:<64 hex>` of `settings`."""
+        return self.parts.fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+        return self.parts.vocab_size
 
     def __repr__(self) -> str:
         parts = {
@@ -67,26 +103,26 @@ class Processor(MediaMaker, PromptWriter):
             template_kwargs: of the chat template, such as `tools` or `enable_thinking`.
             fields: any other field of Sample, as it is.
 
-        Raises: ArgumentError, also for each part, key, tool call or keyword that the template does not write;
-        LayoutError, VideoError. Warns (TemplateWarning) where a turn begins with what only the template says, and where
-        the template leaves out thoughts of earlier turns.
+        Raises: ArgumentError, also for each part, key, tool call or keyword that the template does not write, or not
+        all of; LayoutError, VideoError. Warns (TemplateWarning) where a turn begins with what only the template says,
+        and where the template leaves out thoughts of earlier turns.
         """
-        items = [
-            view
-            for i, (kind, item) in enumerate(parts_of(messages, media))
-            for view in self.views(item, f"processor: media[{i}]", kind)
-        ]
-        options = {"add_generation_prompt": response_ids is not None or not assistant_loss}
-        options |= template_options(template_kwargs)
-        text = self.render(messages, **options)
+        check_names(fields, SETTABLE, "processor", "Sample", templates=True)
+        items = self.media.media_of(messages, media)
+        follows = response_ids is not None or not assistant_loss
+        given = template_options(template_kwargs, follows if assistant_loss else None)
+        options = {"add_generation_prompt": follows} | given
+        text = self.prompts.rendered(messages, options, scored=assistant_loss)
         turns = []
         if assistant_loss:
             turns = assistant_turns(
-                lambda given, **more: self.rendered(given, {**options, **more}, since=len(given)),
+                lambda given, **more: self.prompts.rendered(
+                    given, {**options, **more}, since=len(given)
+                ),
                 messages,
                 text,
             )
-        prompt, spans = self._encoded_turns(text, turns, items)
+        prompt, spans = self.prompts.encoded_turns(text, turns, items)
         response = as_ids(
             () if response_ids is None else response_ids, self.vocab_size, "response_ids"
         )
@@ -98,7 +134,7 @@ class Processor(MediaMaker, PromptWriter):
             between = [ObservationSpan(a.stop, b.start, who, b.turn) for a, b, who in gaps]
             fields["observation_spans"] = [s for s in between if s.start < s.stop] or None
         return build_sample(
-            self,
+            self.parts,
             np.concatenate([prompt, response]),
             items,
             spans,
@@ -139,15 +175,7 @@ class Processor(MediaMaker, PromptWriter):
         if not expanded:
             sampled = covered(spans, len(ids))
             context = context_ids(ids, sampled, self.family)
-            whole, moved = expanded_ids(
-                context,
-                items,
-                self.family,
-                self.tokenizer,
-                self.video_markers,
-                self.numbers_after(()),
-                self.tokens_per_second,
-            )
+            whole, moved = self.prompts.expanded(context, items)
             whole[moved[:-1][sampled]] = ids[sampled]
             spans = [
                 dataclasses.replace(s, start=int(moved[s.start]), stop=int(moved[s.stop]))
@@ -162,7 +190,7 @@ class Processor(MediaMaker, PromptWriter):
                 stacklevel=callers_level(),
             )
         return build_sample(
-            self, ids, items, spans, sample_id=sample_id, group_id=group_id, **fields
+            self.parts, ids, items, spans, sample_id=sample_id, group_id=group_id, **fields
         )
 
     def append(
@@ -201,3 +229,51 @@ class Processor(MediaMaker, PromptWriter):
             rollout_logprobs,
             Replay(kept_ids, teachers, routed_experts),
         )
+
+    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
+        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt.
+
+        Raises: ArgumentError, also for a part, a key, a tool call or a keyword that the template does not write.
+        """
+        return self.prompts.rendered(messages, template_kwargs)
+
+    def views(
+        self, item: Any, where: str = "processor: media", kind: str | None = None
+    ) -> list[Medium]:
+        """An image, a video or an audio to Mediums with pixels (features), grid, content hash and cache key.
+
+        One; of a family that cuts a picture into views one for each: the whole, then its slices row by row. `kind`:
+        `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it. None:
+        as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels whose
+        `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
+        AudioError.
+        """
+        return self.media.views(item, where, kind)
+
+    def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
+        """A medium with pixels (features), grid, content hash and cache key; see `views`.
+
+        Raises: as `views` does; ArgumentError for a picture of several views.
+        """
+        return self.media.medium(item, where, kind)
+
+    def media_from(self, items: Sequence[Any]) -> list[Medium]:
+        """`views` of each item."""
+        return self.media.media_from(items)
+
+    def clip(self, item: Any, where: str = "processor: media") -> Clip:
+        """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
+
+        Raises: ArgumentError, VideoError.
+        """
+        return self.media.clip(item, where)
+
+    def rgb_pixels(
+        self, image: Any, where: str = "processor: media"
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """uint8 [h, w, 3] as the image processor sees `image`, and Medium fields; see `images.rgb_pixels`.
+
+        What becomes of transparency is the image processor's choice (transformers: dropped, from 5.23 on over white).
+        """
+        return self.media.rgb_pixels(image, where)

@@ -11,24 +11,20 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, require
 from mmpack.processors.arguments import check_messages
-from mmpack.processors.expand import repeated, with_runs
+from mmpack.processors.expand import expanded_ids, repeated, with_runs
 from mmpack.processors.messages import plain_messages
-from mmpack.processors.parts import Parts
+from mmpack.processors.settings import Parts
 from mmpack.processors.views import counted, pictures
 from mmpack.processors.written import check_read, check_written
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
 
 
-class PromptWriter(Parts):
+class PromptWriter:
     """The chat template and the tokenizer, with media between the words."""
 
-    def render(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
-        """The prompt's text by the chat template, one placeholder per medium, with the generation prompt.
-
-        Raises: ArgumentError, also for a part, a key, a tool call or a keyword that the template does not write.
-        """
-        return self.rendered(messages, template_kwargs)
+    def __init__(self, parts: Parts):
+        self.parts = parts
 
     def rendered(
         self,
@@ -36,23 +32,23 @@ class PromptWriter(Parts):
         options: dict[str, Any],
         since: int = 0,
         invented: int = 0,
+        scored: bool = False,
     ) -> str:
-        """`render`; see `check_written` for `since` and `invented`."""
-        if self.chat_template is None:
+        """See `Processor.render`; for `since`, `invented` and `scored` see `check_written`."""
+        parts = self.parts
+        if parts.chat_template is None:
             raise ArgumentError(
                 "processor: there is no chat template. Fix: pass one, wrap_processor(…, chat_template=…)"
             )
         check_messages(messages)
         options = {"add_generation_prompt": True} | options
-        prompt_ids = self.family.prompt_ids
-        pads = self.tokenizer.convert_ids_to_tokens(list(prompt_ids.values()))
-        signs = dict(zip(prompt_ids, pads, strict=True))
+        signs = dict(zip(parts.family.prompt_ids, self._pads(), strict=True))
 
         def checked(plain: list[dict[str, Any]]) -> str:
             text = self._text(plain, options)
             if since < len(plain):
-                check_written(self._text, plain, options, text, signs, since, invented)
-                check_read(self._text, plain, options, text, str(self.chat_template))
+                check_written(self._text, plain, options, text, signs, since, invented, scored)
+                check_read(self._text, plain, options, text, str(parts.chat_template))
             return text
 
         plain = plain_messages(messages)
@@ -67,16 +63,16 @@ class PromptWriter(Parts):
             raise
 
     def _text(self, plain: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
-        template_error = require("jinja2", "hf", "a chat template").TemplateError
+        require("jinja2", "hf", "a chat template")
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                plain, chat_template=self.chat_template, tokenize=False, **options
+            text: str = self.parts.tokenizer.apply_chat_template(
+                plain, chat_template=self.parts.chat_template, tokenize=False, **options
             )
-        except (template_error, TypeError, RecursionError) as error:
-            why = " ".join(str(error).split())[:200]
+        except Exception as error:  # a template, and what it writes, may raise any
+            why = " ".join(str(error).split())[:200] or type(error).__name__
             raise ArgumentError(
                 f"processor: the chat template can't write these messages ({why}). "
-                "Fix: use roles and contents that the template knows"
+                "Fix: use roles, contents and template_kwargs that the template knows"
             ) from None
         return text
 
@@ -92,21 +88,37 @@ class PromptWriter(Parts):
                 "processor: the text holds a lone surrogate, which can't be encoded. "
                 "Fix: clean it by text.encode('utf-8', 'replace').decode()"
             )
-        numbers = self.numbers_after(before)
-        text = with_runs(text, items, self.family, self.tokenizer, self.video_markers, numbers)
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        p, numbers = self.parts, self._numbers_after(before)
+        text = with_runs(text, items, p.family, p.tokenizer, p.video_markers, numbers)
+        ids = p.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = np.asarray(ids, dtype=np.int64)
-        return repeated(ids, items, self.family, self.tokens_per_second)
+        return repeated(ids, items, p.family, p.tokens_per_second)
 
-    def numbers_after(self, media: Sequence[Medium]) -> Counter[str] | None:
+    def expanded(
+        self, ids: np.ndarray, items: Sequence[Medium], before: Sequence[Medium] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `expanded_ids`; `before` as in `encoded`."""
+        p, numbers = self.parts, self._numbers_after(before)
+        return expanded_ids(
+            ids, items, p.family, p.tokenizer, p.video_markers, numbers, p.tokens_per_second
+        )
+
+    def _numbers_after(self, media: Sequence[Medium]) -> Counter[str] | None:
         """How many pictures and videos `media` (in order of appearance) are; None: their numbers are not written."""
-        return counted(media) if self.numbered else None
+        return counted(media) if self.parts.numbered else None
 
-    def _encoded_turns(
+    def _pads(self) -> list[str]:
+        """The text of each of the family's `prompt_ids`."""
+        pads = self.parts.tokenizer.convert_ids_to_tokens(
+            list(self.parts.family.prompt_ids.values())
+        )
+        return list(pads)
+
+    def encoded_turns(
         self, text: str, turns: Sequence[tuple[int, int]], items: Sequence[Medium]
     ) -> tuple[np.ndarray, list[LossSpan]]:
         """Ids of `text`, each turn encoded by itself, as a policy is prompted; and the turns in them."""
-        pads = self.tokenizer.convert_ids_to_tokens(list(self.family.prompt_ids.values()))
+        pads = self._pads()
         left, done = pictures(items), 0
         pieces: list[np.ndarray] = []
         spans: list[LossSpan] = []

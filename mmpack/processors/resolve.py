@@ -7,8 +7,9 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_number
 from mmpack.families import FAMILIES, Family, get_family
-from mmpack.processors.expand import KEPT, REPLACED
+from mmpack.processors.differences import size_of_videos
 from mmpack.processors.frame_processor import FrameProcessor
+from mmpack.processors.pixels import view_side
 
 
 def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
@@ -18,12 +19,8 @@ def own_video_processor(family: Family, image_processor: Any) -> FrameProcessor:
 
 
 def as_called(hf_processor: Any, video_processor: Any) -> Any:
-    """The video processor with the size that the whole processor hands it at each call, where it does (Qwen-Omni's)."""
-    own = getattr(hf_processor, "videos_kwargs", None)
-    if own is None:  # before transformers 5.22
-        own = getattr(getattr(hf_processor, "valid_processor_kwargs", None), "_defaults", {})
-        own = own.get("videos_kwargs", {})
-    size = own.get("size") if isinstance(own, dict) else None
+    """The video processor with the size that the whole processor hands it at each call, where it does."""
+    size = size_of_videos(hf_processor)
     if size is None or video_processor is None:
         return video_processor
     changed = copy.copy(video_processor)
@@ -54,18 +51,32 @@ def family_of(hf_processor: Any, given: str | None) -> Family:
     )
 
 
-def video_markers(hf_processor: Any) -> str:
-    """See `expand`: transformers has had a method of this name for as long as the markers stay."""
-    old = hf_processor is not None and not hasattr(hf_processor, "replace_video_token")
-    return REPLACED if old else KEPT
-
-
 def numbers_pictures(family: Family, hf_processor: Any, image_processor: Any) -> bool:
     """Whether the processor writes each picture's number before its views: its own setting, else the image part's."""
-    if family.views is None:
+    if family.views is None or family.views.number is None:
         return False
     own = getattr(hf_processor, "use_image_id", None)
     return bool(getattr(image_processor, "use_image_id", False) if own is None else own)
+
+
+def check_processor(family: Family, hf_processor: Any, image_processor: Any) -> None:
+    """Raise ArgumentError where the processor writes other placeholders than the family has."""
+    for name, own in family.images.fixed_of_processor:
+        found = getattr(hf_processor, name, own)
+        if found != own:
+            raise ArgumentError(
+                f"wrap_processor: {name} of the processor is {found!r:.60}, {family.name} has {own!r}. "
+                "Fix: pass this family's processor"
+            )
+    written, side = getattr(hf_processor, "image_seq_len", None), view_side(image_processor)
+    if written is None or side is None:
+        return
+    expected = family.vision_tokens((1, side // family.patch_size, side // family.patch_size))
+    if written != expected:
+        raise ArgumentError(
+            f"wrap_processor: image_seq_len is {written}, but {family.name} has {expected} tokens per view of {side} "
+            "pixels. Fix: register a family with this checkpoint's patch_size and spatial_merge_size"
+        )
 
 
 def check_settings(
@@ -90,7 +101,7 @@ def check_settings(
         ("pooling_kernel_size", family.spatial_merge_size),
         ("patch_size", family.patch_size),
         ("temporal_patch_size", family.temporal_patch_size),
-        *family.fixed_settings,
+        *family.images.fixed,
     ):
         found = getattr(image_processor, name, own)
         if found != own:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
+from mmpack.processors.differences import sampling_rules
 from mmpack.video.policies.base import Policy
 from mmpack.video.policies.registry import policy_of
 
@@ -63,7 +63,7 @@ def _own_settings(policy: Policy, video_processor: Any, family: Family) -> dict[
         "model": family.name,
         **_limits(video_processor, family),
         "cap_pixels_per_frame": bool(getattr(video_processor, "cap_pixels_per_frame", None)),
-        "transformers": _rules_of(video_processor),
+        "transformers": sampling_rules(video_processor),
     }
     sizes = {name: getattr(video_processor, name, None) for name in _SIZES}
     out = sizes | out
@@ -87,12 +87,3 @@ def _limits(video_processor: Any, family: Family) -> dict[str, Any]:
         return {"max_pixels": video_processor.max_soft_tokens * token, "merge_size": merge}
     size = video_processor.size
     return {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
-
-
-def _rules_of(video_processor: Any) -> str:
-    """Which of transformers' rules: those of the release that the video processor is of, which has loaded it."""
-    package = type(video_processor).__module__.partition(".")[0]
-    if package != "transformers":
-        return "5.15"
-    major, minor = (int(n) for n in sys.modules[package].__version__.split(".")[:2])
-    return "5.15" if (major, minor) >= (5, 15) else "5.8"

@@ -1,4 +1,4 @@
-"""Every resolved setting of a processor that decides the layout, as one plain dict (`Sample.processor`).
+"""`Parts` of a processor, and each resolved setting that decides the layout, as one plain dict (`Sample.processor`).
 
 Settings that change no token, grid or pixel (padding side, return types, length limits) stay out of it.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from mmpack.families import Family
-from mmpack.processors.pixels import image_options
+from mmpack.layout.fingerprint import fingerprint
+from mmpack.processors.audio import audio_settings
+from mmpack.processors.pixels import image_options, view_side
 from mmpack.schema.plain_json import canonical_json
 
 # a setting counts only while its switch is on
@@ -33,12 +37,17 @@ _SWITCHED = {
         "pan_and_scan_min_ratio_to_activate",
     ),
     "slice_mode": ("max_slice_nums",),
+    "do_image_splitting": (),
     "use_image_id": (),
 }
-_TILES = ("crop_to_patches", "do_pan_and_scan")  # off, too, they decide a grid
+_TILES = (
+    "crop_to_patches",
+    "do_pan_and_scan",
+    "do_image_splitting",
+)  # off, too, they decide a grid
 # switches that few processors have
 _NOT_EVERYWHERE = ("do_sample_frames", "slice_mode", "use_image_id", *_TILES)
-_ALWAYS = ("patch_size", "temporal_patch_size", "merge_size")
+_ALWAYS = ("patch_size", "temporal_patch_size", "merge_size", "max_image_size")
 
 
 class TokenizerHash:
@@ -68,43 +77,64 @@ class TokenizerHash:
 _HASHED: WeakKeyDictionary[Any, TokenizerHash] = WeakKeyDictionary()  # of this process
 
 
-def vocab_size(family: Family, tokenizer: Any) -> int:
-    """Ids that a model of the family can sample and embed: its rows, which are padded, or the tokenizer's, if more."""
-    return max(family.vocab_size, len(tokenizer))
+@dataclass
+class Parts:
+    """What `wrap_processor` has checked: transformers' objects, and how samples are made with them."""
+
+    tokenizer: Any
+    image_processor: Any
+    video_processor: Any
+    feature_extractor: Any
+    family: Family
+    chat_template: str | None
+    position_rule: str
+    tokens_per_second: float | None
+    video_markers: str  # see `differences`
+    media_root: Path | None
+    kept_as: str  # what pixels are held as
+    numbered: bool  # each picture's number is written before its views
+    sampling: dict[str, Any] | None  # of `resolved_sampling`
+    tokenizer_hash: TokenizerHash = field(default_factory=TokenizerHash)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`Sample.processor`: every setting that decides the layout, as the parts have it now."""
+        return describe(self)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it: the rows of released embeddings, which are padded, or the tokenizer's tokens, if more."""
+        return max(self.family.vocab_size, len(self.tokenizer))
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:<64 hex>` of `settings`."""
+        return fingerprint(self.settings)
 
 
-def describe(
-    family: Family,
-    tokenizer: Any,
-    image_processor: Any,
-    video_processor: Any,
-    chat_template: str | None,
-    position_rule: str,
-    tokens_per_second: float | None,
-    video_markers: str,
-    tokenizer_hash: TokenizerHash,
-    sampling: dict[str, Any] | None = None,
-    audio: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The `processor` object of a sample. `sampling`: how videos are sampled, part of `video`. `audio`: of families
-    that hear, its part.
-    """
-    video = vision_settings(video_processor)
-    out = {
+def describe(parts: Parts) -> dict[str, Any]:
+    """The `processor` object of a sample."""
+    family, tokenizer, template = parts.family, parts.tokenizer, parts.chat_template
+    options = image_options(family, parts.image_processor) | _merges(family)
+    out: dict[str, Any] = {
         "family": family.name,
-        "tokenizer": tokenizer_hash.of(tokenizer)
-        | {"special_ids": special_ids(tokenizer), "vocab_size": vocab_size(family, tokenizer)},
-        "chat_template": None if chat_template is None else text_hash(chat_template),
-        "image": vision_settings(
-            image_processor, image_options(family, image_processor) | _merges(family)
-        ),
-        "video": video if sampling is None or video is None else video | {"sampling": sampling},
-        "position_rule": position_rule,
-        "tokens_per_second": tokens_per_second,
+        "tokenizer": parts.tokenizer_hash.of(tokenizer)
+        | {"special_ids": special_ids(tokenizer), "vocab_size": parts.vocab_size},
+        "chat_template": None if template is None else text_hash(template),
+        "image": vision_settings(parts.image_processor, options),
+        "video": vision_settings(parts.video_processor),
+        "position_rule": parts.position_rule,
+        "tokens_per_second": parts.tokens_per_second,
     }
+    if parts.sampling is not None and out["video"] is not None:
+        out["video"]["sampling"] = parts.sampling
+    if family.views is not None and family.views.number is not None and out["image"] is not None:
+        out["image"]["use_image_id"] = parts.numbered
     if family.audio is not None:
-        out["audio"] = audio
-    return out | ({"video_markers": video_markers} if family.video_layout == "frames" else {})
+        out["audio"] = audio_settings(parts.feature_extractor, family.audio)
+    if family.video_layout == "frames":
+        out["video_markers"] = parts.video_markers
+    return out
 
 
 def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> dict[str, Any] | None:
@@ -119,6 +149,7 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
     raw["min_pixels"] = size.get("shortest_edge", raw.get("min_pixels"))
     raw["max_pixels"] = size.get("longest_edge", raw.get("max_pixels"))
     raw |= {side: size.get(side) for side in ("height", "width", "max_height", "max_width")}
+    raw["max_image_size"] = view_side(processor)
     if "max_soft_tokens" in raw:  # a budget of tokens, each of pooled patches
         raw["merge_size"] = raw["pooling_kernel_size"]
         token = raw["patch_size"] * raw["merge_size"]
@@ -136,8 +167,10 @@ def vision_settings(processor: Any, options: dict[str, Any] | None = None) -> di
             out[switch] = on
         if on:
             out |= {name: _plain(name, raw[name]) for name in names if raw.get(name) is not None}
+    if raw.get("image_grid_pinpoints"):
+        out["image_grid_pinpoints"] = [list(size) for size in raw["image_grid_pinpoints"]]
     out["do_convert_rgb"] = bool(raw.get("do_convert_rgb", False))
-    return out | {name: int(raw[name]) for name in _ALWAYS if name in raw}
+    return out | {name: int(raw[name]) for name in _ALWAYS if raw.get(name) is not None}
 
 
 def _merges(family: Family) -> dict[str, Any]:

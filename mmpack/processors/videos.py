@@ -241,6 +241,12 @@ class VideoReader:
         if rate is not None and not 0 < rate < math.inf:
             raise ArgumentError(f"{place}, fps is {rate:g}. Fix: {fix}")
         indices = _numbers_of(about.get("frames_indices"), len(frames), place)
+        for k in np.flatnonzero(np.diff(indices) == 0).tolist():  # as of a policy that repeats one
+            if not np.array_equal(frames[k], frames[k + 1]):
+                raise ArgumentError(
+                    f"{place}, frames_indices has {indices[k]} twice, but frames {k} and {k + 1} differ. "
+                    "Fix: pass each frame's number in the file"
+                )
         fps = ASSUMED_FPS if rate is None else rate
         total = _total_of(about, indices, fps, place)
         if indices[-1] >= total:
@@ -327,7 +333,11 @@ def _as_frames(video: Any, where: str) -> np.ndarray:
     if isinstance(video, (list, tuple)):
         pictures = [to_rgb(p, where) if hasattr(p, "convert") else np.asarray(p) for p in video]
         shapes = {p.shape for p in pictures}
-        frames = np.stack(pictures) if len(shapes) == 1 else np.zeros(0)
+        if len(shapes) != 1:
+            unlike = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            what = f"the frames have shapes {unlike}" if shapes else "there are no frames"
+            raise ArgumentError(f"{where}: {what}. Fix: pass RGB frames of one size, or the file")
+        frames = np.stack(pictures)
     else:
         frames = np.asarray(video)
     if frames.ndim == 4 and frames.shape[3] != 3 and frames.shape[1] == 3:

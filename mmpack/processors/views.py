@@ -1,65 +1,24 @@
-"""A picture that is cut into views, the whole and then its slices row by row: each view is a medium of its own.
+"""A picture that is cut into views, the whole and its slices row by row: each view is a medium of its own.
 
-Grids are (1, h, w) patches. `view` in a medium's metadata is [k, rows, columns] of slices; 0 is the whole picture.
+Grids are (1, h, w) patches. `view` in a medium's metadata is [k, rows, columns]: the k-th view in the text, of so many
+rows and columns of slices.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from mmpack.errors import ArgumentError, LayoutError, require
+from mmpack.errors import LayoutError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key
-from mmpack.processors.pixels import AS_BYTES, as_bytes
+from mmpack.processors.pixels import Cut
 from mmpack.schema.media import Medium
 
 VIEW = "view"
-
-
-class Cut(NamedTuple):
-    """What an image processor of transformers made of one picture."""
-
-    sizes: list[tuple[int, int]]  # patches (h, w) of each view
-    rows: int  # of slices
-    columns: int
-    pixel_values: np.ndarray  # [patches, patch_dim], view after view
-
-
-def cut(
-    image_processor: Any,
-    pixels: np.ndarray,
-    backend: str,
-    family: Family,
-    where: str,
-    kept_as: str = "float32",
-) -> Cut:
-    """Run `image_processor` on uint8 [h, w, 3]. `kept_as`: one of `pixels.PIXELS`.
-
-    Raises: ArgumentError for a picture that it refuses, and for `uint8` where its resize makes no bytes.
-    """
-    image = require("PIL.Image", "hf", where).fromarray(pixels)
-    kind = "np" if backend == "pil" else "pt"
-    options = AS_BYTES if kept_as == "uint8" else {}
-    try:
-        out = image_processor(images=[image], return_tensors=kind, **options)
-    except (ValueError, ZeroDivisionError) as error:  # a shape that it can't resize
-        why = " ".join(str(error).split())[:200]
-        raise ArgumentError(
-            f"{where}: the image processor refuses an image of {image.width}×{image.height} ({why}). "
-            "Fix: use another image"
-        ) from None
-    side = family.patch_size
-    strip = np.asarray(out["pixel_values"])[0]  # [3, side, patches · side]
-    patches = strip.reshape(3, side, -1, side).transpose(2, 0, 1, 3)
-    made = np.ascontiguousarray(patches).reshape(-1, family.patch_dim)
-    rows, columns = (int(n) for n in out["grids"][0])
-    sizes = [(int(h), int(w)) for h, w in np.asarray(out["target_sizes"])]
-    return Cut(sizes, rows, columns, as_bytes(made, where) if kept_as == "uint8" else made)
 
 
 def media_of_cut(
@@ -67,25 +26,26 @@ def media_of_cut(
 ) -> list[Medium]:
     """One medium per view. `content`: the picture's content hash, the first view's; `known`: of where it came from."""
     out, start = [], 0
-    for k, (h, w) in enumerate(made.sizes):
-        grid = (1, h, w)
+    for k, grid in enumerate(made.grids):
         own = content if not k else hashlib.sha256(f"{content} view {k}".encode()).hexdigest()
         about = dict(known)
-        view = {VIEW: [k, made.rows, made.columns]}
-        about["metadata"] = view | (about.get("metadata") or {} if not k else {})
+        if family.views is not None:
+            view = {VIEW: [k, made.rows, made.columns]}
+            about["metadata"] = view | (about.get("metadata") or {} if not k else {})
         if k:
-            about["size"] = (w * family.patch_size, h * family.patch_size)
+            about["size"] = (grid[2] * family.patch_size, grid[1] * family.patch_size)
         medium = Medium(
             media_id=f"image:{content[:16]}" + (f"/{k}" if k else ""),
             modality="image",
             cache_key=cache_key(own, grid, part),
             grid_thw=grid,
-            num_tokens=family.vision_tokens(grid),
+            num_tokens=made.tokens or family.vision_tokens(grid),
             content_hash=own,
             **about,
         )
-        medium.pixel_values = made.pixel_values[start : start + h * w]
-        start += h * w
+        count = math.prod(grid)
+        medium.pixel_values = made.pixel_values[start : start + count]
+        start += count
         out.append(medium)
     return out
 
@@ -128,12 +88,19 @@ def text_of(views: Sequence[Medium], pad: str, family: Family, number: int | Non
     assert about is not None
     first = views[0]
     start, end = about.whole
-    text = f"{start}{pad}{end}" * family.spans_of(first.modality, first.grid_thw)
-    if number is not None:
-        text = f"{about.number[0]}{number}{about.number[1]}{text}"
+    whole = f"{start}{pad}{end}" * family.spans_of(first.modality, first.grid_thw)
+    if number is not None and about.number is not None:
+        whole = f"{about.number[0]}{number}{about.number[1]}{whole}"
     _, rows, columns = _view_of(first)
-    line = f"{about.slice[0]}{pad}{about.slice[1]}" * columns
-    return text + about.row_end.join([line] * rows)
+    one = f"{about.slice[0]}{pad}{about.slice[1]}"
+    lines = [
+        "".join(one.format(row=row, column=column) for column in range(1, columns + 1))
+        for row in range(1, rows + 1)
+    ]
+    slices = about.row_end.join(lines)
+    if about.whole_last is None or not slices:
+        return whole + slices
+    return slices + about.whole_last + whole
 
 
 def _view_of(medium: Medium) -> tuple[int, int, int]:

@@ -13,19 +13,20 @@ from typing import Any
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.families import Family
 from mmpack.processors.audio import check_extractor
+from mmpack.processors.differences import video_markers
 from mmpack.processors.messages import media_of
 from mmpack.processors.pixels import PIXELS
 from mmpack.processors.processor import Processor
 from mmpack.processors.resolve import (
     as_called,
+    check_processor,
     check_settings,
     family_of,
     numbers_pictures,
     own_video_processor,
-    video_markers,
 )
 from mmpack.processors.sampling import resolved_sampling
-from mmpack.processors.settings import vision_settings
+from mmpack.processors.settings import Parts, vision_settings
 from mmpack.processors.videos import VideoReader
 from mmpack.video.cache import FrameCache
 from mmpack.video.decoding import check_threads
@@ -88,7 +89,9 @@ def wrap_processor(
     parts = _parts(hf_processor, given)
     about = family_of(hf_processor, family)
     rule = about.position_rules[0] if position_rule is None else position_rule
+    seconds = about.tokens_per_second if tokens_per_second is None else tokens_per_second
     check_settings(about, parts["image_processor"], rule, tokens_per_second)
+    check_processor(about, hf_processor, parts["image_processor"])
     if feature_extractor is None and "audio" in dict(about.unread):
         parts["feature_extractor"] = None  # a part of its processor, of what is not read
     check_extractor(parts["feature_extractor"], about)
@@ -123,19 +126,19 @@ def wrap_processor(
                         f"wrap_processor: pixels='uint8', but {name} normalises the channels of {about.name} unlike, "
                         "and its patches hold them last. Fix: pass pixels='float32'"
                     )
-    return Processor(
+    own = Parts(
         **parts,
         family=about,
         chat_template=template,
         position_rule=rule,
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=None if seconds is None else float(seconds),
         video_markers=video_markers(hf_processor),
         media_root=root,
-        cache_bytes=cache_bytes,
-        videos=reader,
         kept_as=pixels,
         numbered=numbers_pictures(about, hf_processor, parts["image_processor"]),
+        sampling=None if reader is None else reader.sampling,
     )
+    return Processor(own, reader, cache_bytes)
 
 
 def _parts(hf_processor: Any, given: Mapping[str, Any]) -> dict[str, Any]:

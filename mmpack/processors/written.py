@@ -1,20 +1,23 @@
 """Does a chat template write all of the messages that it is given? It is asked, not read.
 
 Each text among the messages is replaced by a mark of its own, and all of them are rendered at once. What shows no mark
-is changed (a text, a number) or left out (all else) by itself: if the rendering stays the same, it would be lost.
+is changed (a text, a number) or left out (all else) by itself: if the rendering stays the same, it would be lost. Of
+each text, all of it must be there, but for whitespace.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mmpack.errors import ArgumentError, TemplateWarning, callers_level, require
-from mmpack.processors.messages import KINDS
+from mmpack.processors.messages import KINDS, plain_messages
 
 Render = Callable[[Sequence[dict[str, Any]], dict[str, Any]], str]
 Path = tuple[Any, ...]  # keys and indices, from the list of messages on
@@ -25,6 +28,8 @@ _OF_RENDERING = ("add_generation_prompt", "continue_final_message")
 _GENERATION = re.compile(
     r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}"
 )  # a tag that only transformers knows
+_WORDS = re.compile(r"<[^<>\s]*>|\w+|[^\w\s]")
+_OPENING = 32  # characters of a prompt that may begin the answer, such as <think>
 
 
 class Leaf(NamedTuple):
@@ -43,12 +48,14 @@ def check_written(
     pads: Mapping[str, str],
     since: int = 0,
     invented: int = 0,
+    scored: bool = False,
 ) -> None:
     """Raise ArgumentError for what the template leaves out of `text`, its rendering of `messages` with `options`.
 
     Args: `messages`: as `plain_messages` makes them; those before `since` are not checked, and errors don't count the
     first `invented`. `pads`: modality to what stands for a medium in the text. A key that the template writes in the
-    last message, and not in earlier ones (as of thoughts), is a TemplateWarning.
+    last message, and not in earlier ones (as of thoughts), is a TemplateWarning; so is a part of an assistant's
+    text, unless the loss covers it (`scored`): see `check_turn`.
     """
     leaves = [leaf for m, message in enumerate(messages) for leaf in _leaves(message, m)]
     marks: dict[Path, str] = {}
@@ -73,7 +80,8 @@ def check_written(
             continue
         where = f"{leaf.name} of messages[{leaf.path[0] - invented}]"
         if sign is None or sign not in shown:
-            _refuse_lost(render, messages, options, text, leaf, pads, where)
+            if not _refuse_lost(render, messages, options, text, leaf, pads, where):
+                _refuse_part(messages, leaf, text, where, scored)
             continue
         listed = f"'text': '{sign}'" in shown or f"{{'{sign}': '{sign}'}}" in shown
         coded = "Python's" if listed else None
@@ -81,8 +89,27 @@ def check_written(
             coded = "JSON's" if isinstance(_at(messages, leaf.path), str) else None
         if coded is not None:
             fix = "the call as text" if "tool_calls" in leaf.path else "one str"
+            if coded == "JSON's" and "}" in _at(messages, leaf.path):
+                fix += ", or an object with each key once and numbers that floats hold"
             raise ArgumentError(
                 f"processor: the chat template writes {where} not as it is, but in {coded} notation. Fix: pass {fix}"
+            )
+        _refuse_part(messages, leaf, text, where, scored)
+
+
+def check_turn(turn: str, prompt: str, message: dict[str, Any], name: str) -> None:
+    """Raise ArgumentError where a turn that the loss covers lacks a part of its message's text.
+
+    `turn`: as the template writes it behind `prompt`, which may begin the answer.
+    """
+    plain = plain_messages([message])
+    for leaf in _leaves(plain[0], 0):
+        part = _left_out(plain, leaf, prompt[-_OPENING:] + turn)
+        if part:
+            raise ArgumentError(
+                f"processor: the chat template leaves out {part!r:.60} in {leaf.name} of {name} "
+                f"({message['role']!r:.40}), so the policy would learn to answer without it. Fix: pass the sampled "
+                "ids, or a chat_template that writes all of it"
             )
 
 
@@ -145,7 +172,8 @@ def _of_part(part: dict[str, Any], path: Path) -> Iterator[Leaf]:
         yield Leaf(path, f"{name} ({part['type']})", part["type"])
     for key, value in part.items():
         if key not in _NAMES and not _is_empty(value):
-            named = name if key == "text" else f"the key {key!r:.40} of {name}"
+            text = key == "text" and part.get("type") == "text"
+            named = name if text else f"the key {key!r:.40} of {name}"
             yield Leaf((*path, key), f"{named} (of type {part.get('type')!r:.40})")
 
 
@@ -166,14 +194,14 @@ def _refuse_lost(
     leaf: Leaf,
     pads: Mapping[str, str],
     where: str,
-) -> None:
-    """Raise ArgumentError if the rendering stays the same without the leaf, or with another in its place."""
+) -> bool:
+    """Raise ArgumentError if the rendering stays the same without the leaf, or with another; return if it warned."""
     m = leaf.path[0]
     new = None if leaf.kind is not None else _other(_at(messages, leaf.path))
     changed = [*messages[:m], _replaced(messages[m], leaf.path[1:], new), *messages[m + 1 :]]
     pad = pads.get(str(leaf.kind))
     if not _same(render, changed, options, text, pad):
-        return
+        return False
     role = messages[m]["role"]
     lost = f"processor: the chat template leaves out {where} ({role!r:.40})"
     last = {**options, "add_generation_prompt": False}
@@ -183,8 +211,53 @@ def _refuse_lost(
             TemplateWarning,
             stacklevel=callers_level(),
         )
-        return
+        return True
     raise ArgumentError(f"{lost}. Fix: {_fix(leaf, role)}, or pass a chat_template that writes it")
+
+
+def _refuse_part(
+    messages: Sequence[dict[str, Any]], leaf: Leaf, text: str, where: str, scored: bool
+) -> None:
+    """Raise ArgumentError if a part of a text is not in `text`; of an assistant's, as of thoughts, warn."""
+    role = messages[leaf.path[0]]["role"]
+    part = "" if scored and role == "assistant" else _left_out(messages, leaf, text)
+    if not part:
+        return
+    lost = f"processor: the chat template leaves out {part!r:.60} in {where} ({role!r:.40})"
+    if role != "assistant":
+        raise ArgumentError(f"{lost}. Fix: take it out, or pass a chat_template that writes it")
+    warnings.warn(
+        f"{lost}. Fix: none, if the engine's template does the same",
+        TemplateWarning,
+        stacklevel=callers_level(),
+    )
+
+
+def _left_out(messages: Sequence[dict[str, Any]], leaf: Leaf, text: str) -> str:
+    """The part of a text among the messages that `text` lacks, whitespace aside, as it is or as JSON; "": none."""
+    value, key = _at(messages, leaf.path), str(leaf.path[-1])
+    read = key in ("content", "text") or "reason" in key or "think" in key
+    if not read or not isinstance(value, str) or leaf.path[1] == "tool_calls":
+        return ""
+    shown = "".join(text.split())
+    coded = (json.dumps(value.strip(), ensure_ascii=ascii)[1:-1] for ascii in (False, True))
+    if any("".join(form.split()) in shown for form in (value, *coded)):
+        return ""
+    places = [(found.start(), found.end()) for found in _WORDS.finditer(value)]
+    words = [value[a:b] for a, b in places]
+
+    def lacks(a: int, b: int, since: int = 0) -> bool:
+        return shown.find("".join(words[a:b]), since) < 0
+
+    count = len(words)
+    first = bisect_left(range(count), True, key=lambda k: lacks(0, k + 1))
+    last = count - bisect_left(range(count), True, key=lambda k: lacks(count - k - 1, count))
+    if first >= last:
+        begun = "".join(words[:first])
+        if not lacks(first, count, shown.find(begun) + len(begun)):
+            return ""  # only something between its words
+        last = count
+    return value[places[first][0] : places[last - 1][1]]
 
 
 def _fix(leaf: Leaf, role: str) -> str:

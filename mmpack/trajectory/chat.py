@@ -14,13 +14,14 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.occurrences import occurring_media
-from mmpack.processors.arguments import as_ids, template_options
+from mmpack.processors.arguments import as_ids, check_names, template_options
 from mmpack.processors.conversation import source_of, warn_of_opening
 from mmpack.processors.messages import KINDS, parts_of, plain_part
 from mmpack.processors.wrap import Processor
+from mmpack.processors.written import check_turn
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.trajectory.trajectory import Trajectory, Turn
+from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn
 
 # OpenAI's reasons and vLLM's -> those of Sample
 FINISH = {
@@ -69,6 +70,8 @@ def from_chat(
     contexts. Logprobs of an answer without ids are dropped: they are of tokens that the log does not name.
     Raises: ArgumentError, LayoutError.
     """
+    check_names(fields, SETTABLE, "from_chat", "Trajectory", templates=True)
+    template_options(template_kwargs, prompt=True)
     given = _messages(messages, "from_chat: messages")
     answers = [k for k, m in enumerate(given) if m["role"] == "assistant"]
     if not answers:
@@ -88,7 +91,7 @@ def from_chat(
         answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
         if answer is None:
             text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
-            answer = Answer(processor.encoded(text, ()), None, False)
+            answer = Answer(processor.prompts.encoded(text, ()), None, False)
         asked = shown[begin:k]
         source = source_of([m["role"] for m in asked])
         if sample is None:
@@ -146,6 +149,7 @@ def from_calls(
     A context that is there only as messages is rendered anew; `to_samples` merges turns only where the ids agree.
     Raises: ArgumentError, LayoutError.
     """
+    check_names(fields, SETTABLE, "from_calls", "Trajectory", templates=True)
     if isinstance(calls, Mapping | str | bytes) or not isinstance(calls, Sequence) or not calls:
         what = "no call" if isinstance(calls, Sequence) and not calls else kind_of(calls)
         raise ArgumentError(f"from_calls: calls is {what}. Fix: pass the calls of one episode")
@@ -155,7 +159,7 @@ def from_calls(
         request, response = _call(call, where)
         given = _messages(request.get("messages"), f"{where}.messages")
         shown, own = _media_of(given, (), processor)
-        options = {**template_options(template_kwargs)}
+        options = {**template_options(template_kwargs, prompt=True)}
         if request.get("tools") is not None:
             options.setdefault("tools", request["tools"])
         contexts: dict[bytes, Sample] = {}
@@ -176,7 +180,7 @@ def from_calls(
             answer = _answer(choice, message, processor, at)
             if answer is None:
                 text = _answer_text(processor, shown, message, options, i)
-                answer = Answer(processor.encoded(text, ()), None, False)
+                answer = Answer(processor.prompts.encoded(text, ()), None, False)
             marks = ["context"] * (known is None) + ["response"] * (not answer.recorded)
             turns.append(
                 Turn(
@@ -328,17 +332,20 @@ def _answer_text(
     k: int,
 ) -> str:
     """What the template writes for an answer behind its generation prompt, with the end of turn."""
-    options = template_options(template_kwargs)
+    options = template_options(template_kwargs, prompt=True)
     count = len(before)
-    asked = processor.rendered(before, {**options, "add_generation_prompt": True}, since=count)
-    whole = processor.rendered(
-        [*before, message], {**options, "add_generation_prompt": False}, since=count
+    asked = processor.prompts.rendered(
+        before, {**options, "add_generation_prompt": True}, since=count
+    )
+    whole = processor.prompts.rendered(
+        [*before, message], {**options, "add_generation_prompt": False}, since=count, scored=True
     )
     if not whole.startswith(asked):
         raise ArgumentError(
             f"processor: message {k} as the chat template writes it does not continue the generation prompt, so "
             "the answer's text is not known. Fix: pass token_ids, or another chat_template"
         )
+    check_turn(whole[len(asked) :], asked, message, f"message {k}")
     warn_of_opening(whole[len(asked) :], message, f"message {k}")
     return whole[len(asked) :].rstrip()
 

@@ -97,7 +97,7 @@ def media_pieces(sample: Sample) -> list[tuple[int, int]]:
 
 def timed_media(sample: Sample) -> set[int]:
     """Where media of `media_pieces` begin that have their seconds as text before each frame."""
-    if FAMILIES[sample.family].frame_text.startswith("{run}"):  # behind each frame
+    if FAMILIES[sample.family].texts.frame.startswith("{run}"):  # behind each frame
         return set()
     starts = [s.start for s in sample.modality_spans if s.frame == 0 and s.modality == "video"]
     return {a for a, b in media_pieces(sample) if any(a <= start < b for start in starts)}

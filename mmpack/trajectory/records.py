@@ -14,7 +14,7 @@ import numpy as np
 from mmpack.errors import ArgumentError, check_flag, check_name, kind_of
 from mmpack.layout.occurrences import medium_key, occurring_media
 from mmpack.layout.runs import true_runs
-from mmpack.processors.arguments import as_ids
+from mmpack.processors.arguments import as_ids, check_names
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
@@ -32,7 +32,7 @@ from mmpack.trajectory.record_columns import (
     versions_of,
 )
 from mmpack.trajectory.samples import linked
-from mmpack.trajectory.trajectory import Trajectory, Turn
+from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn
 
 RESAMPLED = ("both", "last")
 
@@ -115,6 +115,7 @@ def from_records(
         >>> [(s.input_ids.tolist(), s.loss_indices.tolist()) for s in to_samples(episode)]
         [([1, 2, 3, 4, 5, 6], [2, 3, 5]), ([1, 2, 7], [2])]
     """
+    check_names(fields, SETTABLE, "from_records", "Trajectory")
     check_name("from_records", "resampled", resampled, RESAMPLED)
     if isinstance(records, Mapping | str | bytes) or not isinstance(records, Sequence):
         what = kind_of(records)

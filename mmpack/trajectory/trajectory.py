@@ -6,7 +6,7 @@ Ids are expanded (one per vision token). Spans of a turn count its tokens: the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,14 @@ class Trajectory:
             f"Trajectory({self.trajectory_id!r}, group_id={self.group_id!r}, family={self.family!r}, "
             f"turns={len(self.turns)})"
         )
+
+
+# fields of a Trajectory that those who make one from something else can set
+SETTABLE = tuple(
+    f.name
+    for f in fields(Trajectory)
+    if f.name not in ("trajectory_id", "group_id", "family", "turns", "processor")
+)
 
 
 def ids_of(what: str, name: str, given: Any) -> np.ndarray:

@@ -93,7 +93,7 @@ def _with_timestamps(
             f"drop_frames: {sample.sample_id!r:.60} has temporal patches without markers around them. "
             "Fix: pass a sample that the family's processor made"
         )
-    if family.frame_text.startswith("{run}"):  # a patch's time stands behind it
+    if family.texts.frame.startswith("{run}"):  # a patch's time stands behind it
         end = stops[-1]
         if family.video_bounds is not None:
             end += int(np.argmax(ids[end:] == family.video_bounds[1]))

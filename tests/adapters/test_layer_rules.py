@@ -24,6 +24,7 @@ from mmpack.adapters.transformers import (
 from mmpack.adapters.transformers.layer_rules import KEEPS_TO_WINDOW, LayerPlans
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
+from mmpack.families.base import TwoWay
 from mmpack.invariant import batch_invariant
 
 pytestmark = pytest.mark.adapter
@@ -56,8 +57,7 @@ def family(monkeypatch):
     made = replace(
         FAMILIES["qwen2_vl"],
         model_types=("gemma3",),
-        two_way_media=("image",),
-        position_rows=1,
+        two_way=TwoWay(("image",)),
         position_rules=("count",),
     )
     monkeypatch.setitem(FAMILIES, "qwen2_vl", made)
@@ -191,7 +191,7 @@ def test_the_tests_can_see_a_wrong_rule(model, family):
         batch.visible_from = torch.arange(len(batch.input_ids), dtype=torch.int32)
         with pytest.raises(mp.ArgumentError, match="the plan was made of another visible_from"):
             together(model, batch)
-        causal = replace(FAMILIES["qwen2_vl"], two_way_media=())
+        causal = replace(FAMILIES["qwen2_vl"], two_way=None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(FAMILIES, "qwen2_vl", causal)
             batch = mp.pack(samples)
@@ -292,10 +292,11 @@ def test_a_plan_as_a_collator_hands_it_over_and_none_at_all(model, family):
 def test_layers_have_the_rules_of_their_config(model, family, monkeypatch):
     rules = layer_rules.layer_rules(model, "test")
     assert rules == ((WINDOW, 16, True), (None, 16, True))
-    sliding = replace(family, two_way_layers=("sliding_attention",))
+    sliding = replace(family, two_way=TwoWay(("image",), ("sliding_attention",)))
     monkeypatch.setitem(FAMILIES, "qwen2_vl", sliding)
     assert layer_rules.layer_rules(model, "test") == ((WINDOW, 16, True), (None, 16, False))
-    off = replace(sliding, two_way_setting=("use_bidirectional_attention", "vision"))
+    setting = ("use_bidirectional_attention", "vision")
+    off = replace(family, two_way=TwoWay(("image",), ("sliding_attention",), setting))
     monkeypatch.setitem(FAMILIES, "qwen2_vl", off)
     assert layer_rules.layer_rules(model, "test") == ((WINDOW, 16, False), (None, 16, False))
     monkeypatch.setattr(model.config.text_config, "layer_types", ["full_attention"] * 3)

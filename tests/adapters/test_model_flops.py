@@ -19,7 +19,7 @@ MERGING = {
     r"mm_input_projection": 16,
     r"embed_vision": 9,
     r"vit_merger\.linear": 4,
-    r"model\.merger": 16,
+    r"model\.merger|modality_projection": 16,
 }  # fmt: skip
 NO_PRODUCT = r"embed_tokens|lm_head|pos_emb|position_emb|conv1d|cls_token|audio"
 
@@ -45,10 +45,12 @@ def weights_of(config, model):
         count = parameter.numel()
         if "experts." in name and "shared" not in name:
             count *= part.num_experts_per_tok / experts
-        if "language_model" in name:
+        if "language_model" in name or "text_model" in name:
             text += count
             continue
         shares = [n for pattern, n in MERGING.items() if re.search(pattern, name)]
+        if config.model_type == "llava_onevision":  # merges none
+            shares = []
         tower += count / (shares[0] if shares else 1)
     return text, tower
 

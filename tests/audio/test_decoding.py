@@ -175,6 +175,41 @@ def test_mp3s_are_counted_frame_by_frame():
         decode(whole + whole)
 
 
+def counting_less(format: str, samples: int = 4_000) -> bytes:
+    data = bytearray(UNCUT[format])
+    if format == "WAV":
+        data[40:44] = struct.pack("<I", 2 * samples)
+    else:
+        data[22:26] = struct.pack(">I", samples)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(UNCUT[name] * 2 for name in ("OGG", "FLAC", "RF64")),
+        UNCUT["OGG"] + written("OGG", NOISE[:999]),  # the whole rest is read ahead
+        UNCUT["FLAC"] + written("FLAC", NOISE[:999]),
+        counting_less("WAV"),
+        counting_less("FLAC"),
+    ],
+)
+def test_half_a_sound_is_refused(data):
+    """Of chained files the first was read, and of others what the header counts."""
+    with pytest.raises(mp.AudioError, match=r"holds \d+ bytes behind what is read"):
+        decode(data)
+
+
+@pytest.mark.parametrize("format", ["WAV", "AIFF", "FLAC", "OGG"])
+@pytest.mark.parametrize("more", [bytes(500), b"TAG" + bytes(125)])
+def test_what_follows_and_is_no_sound(format, more):
+    if (format, more[:1]) in (("WAV", b"\0"), ("AIFF", b"\0")):  # may be silence
+        with pytest.raises(mp.AudioError, match="500 bytes behind"):
+            decode(UNCUT[format] + more)
+    else:
+        assert len(decode(UNCUT[format] + more)[0]) == len(NOISE)
+
+
 @pytest.mark.parametrize("page", [1, 2])
 def test_ogg_ends_with_its_flag(page):
     """Also where a cut falls between two pages; a video's container asks the same."""

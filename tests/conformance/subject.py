@@ -15,7 +15,7 @@ from support.kits.samples import mixed_samples
 from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.transformers import is_attached
-from mmpack.errors import MissingExtraError, installed_version
+from mmpack.errors import installed_version
 from mmpack.families import Family
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.sample import Sample
@@ -64,8 +64,8 @@ class Subject:
             raise NotHere("its processor needs torchvision")
         try:
             return self.kit.processor()
-        except MissingExtraError as error:
-            raise NotHere(str(error)) from None
+        except ImportError as error:  # of an extra, or of transformers' own parts
+            raise NotHere(" ".join(str(error).split())[:200]) from None
 
     @cached_property
     def wrapped(self) -> Processor:

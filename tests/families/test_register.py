@@ -12,6 +12,7 @@ from support.kits.samples import mixed_samples
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import FAMILIES, family_of_model_type, get_family
+from mmpack.families.base import Texts, TwoWay
 from mmpack.families.register import problems
 
 VIDEO, AUDIO = get_family("qwen3_vl").video, get_family("qwen2_5_omni").audio
@@ -91,11 +92,14 @@ def test_what_is_refused(registered):
         (mine(packing="maybe"), "packing='maybe'"),
         (mine(video_token_id=None), "video_layout='frames' but no video_token_id"),
         (mine(position_rules=("middle",)), "position_rules"),
-        (mine(position_rows=1), "position_rows=1, but the rule 'grid' gives 3"),
-        (mine(frame_time="last"), "frame_time='last'. Fix: use one of 'first', 'middle'"),
+        (mine(position_rules=("grid", "count")), "'count' gives one row"),
+        (mine(texts=Texts(frame_time="last")), "frame_time='last'. Fix: use 'first' or 'middle'"),
         (mine(pooled_frames=0), "pooled_frames=0"),
-        (mine(two_way_media=("audio",)), r"two_way_media=\('audio',\). Fix: .* image, video"),
-        (mine(two_way_media="image"), "two_way_media='image'"),
+        (
+            mine(two_way=TwoWay(("audio",))),
+            r"two_way with media=\('audio',\). Fix: .* image, video",
+        ),
+        (mine(two_way=TwoWay("image")), "two_way with media='image'"),
         (mine(video=replace(VIDEO, resize="crop")), "resize='crop'. Fix: use 'area' or 'budget'"),
         (mine(audio=replace(AUDIO, interleaving="turns")), "interleaving='turns'"),
         (mine(audio=replace(AUDIO, halvings=("half",))), r"halvings=\('half',\)"),

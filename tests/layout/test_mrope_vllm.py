@@ -113,7 +113,8 @@ def test_seconds_are_written_as_vllm_writes_them(name):
 
     from mmpack.demo.vocabulary import qwen_tokenizer
     from mmpack.layout.seconds import frame_seconds
-    from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
+    from mmpack.processors.differences import KEPT, REPLACED
+    from mmpack.processors.expand import expanded_ids
     from mmpack.schema.media import Medium
 
     family, tokenizer = get_family(name), qwen_tokenizer()

@@ -200,7 +200,7 @@ def test_data_urls_are_bytes(processor, png):
         {"type": "image", "image": escaped},
         {"type": "image", "url": url},
         {"type": "image_url", "image_url": url},
-        {"type": "image_url", "image_url": {"url": url, "detail": "high"}},
+        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
         {"type": "image", "base64": base64.b64encode(png).decode()},
     ):
         found = processor([{"role": "user", "content": [part]}], sample_id="s")

@@ -133,11 +133,11 @@ def test_a_video_with_its_sound(hf, processor):
 
 def test_one_audio_is_one_medium_and_extracted_once(processor):
     sound = noise(20_000, seed=5)
-    misses = processor.cache.misses
+    misses = processor.media.cache.misses
     parts = [{"type": "audio", "audio": {"array": sound, "sampling_rate": RATE}}] * 2
     sample = processor(asked(*parts), response_ids=[1], sample_id="a")
     assert len(sample.media) == 1 and len(sample.modality_spans) == 2
-    assert processor.cache.misses == misses + 1
+    assert processor.media.cache.misses == misses + 1
     other = processor.medium((noise(20_000, seed=6), RATE))
     assert other.cache_key != sample.media[0].cache_key
 
@@ -175,6 +175,29 @@ def test_what_is_no_audio(processor, item, says):
     with pytest.raises(mp.ArgumentError, match=says) as error:
         processor.medium(item, kind="audio")
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (noise(1000), "is not audio. Fix: pass .samples, sampling_rate"),
+        ((RATE, noise(1000)), "the rate comes before the samples"),
+        ((np.zeros((2, 800), np.float32), RATE), r"shape \[2, 800\]"),
+        ({"bytes": b"", "path": None, "sampling_rate": RATE}, "holds 'sampling_rate' beside"),
+        (
+            {"array": noise(800), "sampling_rate": RATE, "offset": 1.0},
+            "holds 'offset' beside array",
+        ),
+    ],
+)
+def test_what_is_no_audio_in_messages(processor, item, says):
+    with pytest.raises(mp.ArgumentError, match=says):
+        processor(asked({"type": "audio", "audio": item}), sample_id="s")
+
+
+def test_an_audio_as_a_list(processor):
+    found = [processor.medium((x, RATE)) for x in (noise(1000), noise(1000).tolist())]
+    assert found[0].content_hash == found[1].content_hash
 
 
 def test_an_audio_beyond_the_extractors_window(hf, processor):

@@ -41,7 +41,7 @@ def test_too_large_and_twice():
 def counted(processor, monkeypatch):
     """The processor, and the list of sizes that its image processor was called with."""
     calls = []
-    kind = type(processor.image_processor)
+    kind = type(processor.parts.image_processor)
     inner = kind.__call__
 
     def call(self, images, *args, **kwargs):
@@ -86,7 +86,7 @@ def test_other_pictures_and_settings_miss(counted, picture, make_hf):
     one, two = (processor.medium(i) for i in (picture(0), changed))
     assert len(calls) == 2
     assert one.cache_key != two.cache_key and not np.array_equal(one.pixel_values, two.pixel_values)
-    processor.image_processor = make_hf(max_pixels=4 * 28 * 28).image_processor
+    processor.parts.image_processor = make_hf(max_pixels=4 * 28 * 28).image_processor
     three = processor.medium(picture(0))
     assert len(calls) == 3
     assert three.content_hash == one.content_hash and three.cache_key != one.cache_key
@@ -99,8 +99,8 @@ def test_bounded(hf, picture):
     before = processor.medium(picture(0))
     for seed in range(4):
         processor.medium(picture(seed))
-        assert processor.cache.held_bytes <= 2 * one
-    assert len(processor.cache) == 2
+        assert processor.media.cache.held_bytes <= 2 * one
+    assert len(processor.media.cache) == 2
     again = processor.medium(picture(0))
     assert again.cache_key == before.cache_key
     assert np.array_equal(again.pixel_values, before.pixel_values)

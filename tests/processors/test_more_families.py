@@ -12,7 +12,8 @@ from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.packing.media import tiles_of
-from mmpack.processors.expand import KEPT, REPLACED, expanded_ids
+from mmpack.processors.differences import KEPT, REPLACED
+from mmpack.processors.expand import expanded_ids
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
@@ -208,7 +209,7 @@ def test_what_becomes_of_the_markers_is_a_setting(qwen3):
     samples = {}
     for markers in (KEPT, REPLACED):
         processor = mp.wrap_processor(qwen3)
-        processor.video_markers = markers
+        processor.parts.video_markers = markers
         samples[markers] = processor(messages, sample_id="s")
         assert samples[markers].processor["video_markers"] == markers
         assert mp.validate(samples[markers]) == []
@@ -225,7 +226,7 @@ def test_what_becomes_of_the_markers_is_a_setting(qwen3):
 def test_one_id_a_video(qwen3, markers):
     """Unexpanded ids of an engine: seconds are encoded by themselves; a sampled placeholder stays a text token."""
     processor = mp.wrap_processor(qwen3)
-    processor.video_markers = markers
+    processor.parts.video_markers = markers
     medium = clip()
     runs = []
     for written in ("<0.1 seconds>", "<1.3 seconds>", "<2.0 seconds>"):

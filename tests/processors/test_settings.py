@@ -91,7 +91,7 @@ def test_json_alone(processor):
 )
 def test_image_settings_that_matter(processor, changed):
     before = processor.fingerprint
-    processor.image_processor = pil(**{"min_pixels": 3136, "max_pixels": 50176} | changed)
+    processor.parts.image_processor = pil(**{"min_pixels": 3136, "max_pixels": 50176} | changed)
     assert processor.fingerprint != before
 
 
@@ -113,7 +113,7 @@ def test_image_settings_that_matter(processor, changed):
 def test_image_settings_that_do_not(processor, same):
     before = processor.fingerprint
     bounds = {} if "size" in same else {"min_pixels": 3136, "max_pixels": 50176}
-    processor.image_processor = pil(**bounds | same)
+    processor.parts.image_processor = pil(**bounds | same)
     assert processor.fingerprint == before
 
 

@@ -282,6 +282,37 @@ def test_what_is_told_of_frames(make, about, match):
 
 
 @pytest.mark.parametrize(
+    ("frames", "match"),
+    [
+        ([], "there are no frames"),
+        (
+            [np.zeros((64, n, 3), np.uint8) for n in (64, 96)],
+            r"shapes \[64, 64, 3\] and \[64, 96, 3\]",
+        ),
+        (
+            np.eye(4, 64 * 64 * 3, dtype=np.uint8).reshape(4, 64, 64, 3),
+            "has 0 twice, but frames 0 and 1 differ",
+        ),
+    ],
+)
+def test_frames_that_do_not_fit(make, frames, match):
+    refused(match, make().medium, (frames, {"fps": 2.0, "frames_indices": [0] * 4}))
+    same = (np.zeros((4, 64, 64, 3), np.uint8), {"fps": 2.0, "frames_indices": [0] * 4})
+    assert make().medium(same).num_tokens
+
+
+def test_one_frame_is_no_video():
+    """Qwen's own loader takes two at least; an AVIF is read as a clip of one."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(file, "AVIF")
+    refused(
+        "has 1 of the 2 frames .*Fix: pass it as an image",
+        lambda data: mp.video.sample(data, policy="qwen_vl_utils", model="qwen2_5_vl"),
+        file.getvalue(),
+    )
+
+
+@pytest.mark.parametrize(
     "more", [{}, {"duration": 12.7}, {"total_num_frames": 380}, {"do_sample_frames": False}]
 )
 def test_what_agrees_with_the_frames(make, more):

@@ -147,3 +147,55 @@ def test_what_is_refused(tokenizer):
         wrapped(tokenizer, downsample_mode="4x")
     with pytest.raises(ArgumentError, match=r"has no video policy.*Fix: pass a Medium with"):
         processor.views((np.zeros((2, 64, 64, 3), np.uint8), {"fps": 1.0}))
+
+
+def test_slices_before_the_whole_are_written_as_upstream():
+    """SmolVLM: 2 × 2 slices, 1 × 2, and a picture that is not cut; a processor of other views is refused."""
+    kit = get_kit("smolvlm")
+    hf, images = kit.processor(), [picture(90, 120), picture(40, 120), picture(120, 30)]
+    for split, counts in ((True, [5, 3, 3]), (False, [1, 1, 1])):
+        hf.image_processor.do_image_splitting = split
+        wrapped = mp.wrap_processor(hf)
+        sample = wrapped(asked(*images), response_ids=[5], sample_id="s")
+        text = hf.apply_chat_template(asked(*images), tokenize=False, add_generation_prompt=True)
+        wanted = hf(text=[text], images=images, return_tensors="np")
+        assert sample.input_ids[:-1].tolist() == wanted["input_ids"][0].tolist()
+        assert [len(views) for views in pictures(sample.media)] == counts
+        tiles = np.concatenate([m.pixel_values for m in sample.media])
+        shown = wanted["pixel_values"][0].reshape(-1, 3, 8, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
+        assert np.array_equal(tiles, shown.reshape(tiles.shape)) and mp.validate(sample) == []
+        assert sample.processor["image"]["do_image_splitting"] == split
+    hf.image_seq_len = 9
+    with pytest.raises(
+        ArgumentError, match="image_seq_len is 9, but smolvlm has 4 tokens per view"
+    ):
+        mp.wrap_processor(hf)
+
+
+@pytest.mark.parametrize("side", [56, 60])
+def test_tokens_by_size_are_those_of_the_processor(side):
+    """LLaVA-OneVision: padding cut along either side, more tiles than nine, and tiles that are no whole patches."""
+    kit = get_kit("llava_onevision")
+    hf, random = kit.processor(), np.random.default_rng(0)
+    hf.image_processor.size = {"height": side, "width": side}
+    sizes = [[side * rows, side * columns] for rows in range(1, 5) for columns in range(1, 5)]
+    hf.image_processor.image_grid_pinpoints = sizes
+    wrapped = mp.wrap_processor(hf)
+    for height, width in [
+        (300, 300),
+        (40, 40),
+        (33, 250),
+        (250, 31),
+        *random.integers(20, 300, (12, 2)),
+    ]:
+        image = picture(int(height), int(width))
+        sample = wrapped(asked(image), response_ids=[5], sample_id="s")
+        text = hf.apply_chat_template(asked(image), tokenize=False, add_generation_prompt=True)
+        wanted = hf(text=[text], images=[image], return_tensors="np")
+        assert sample.input_ids[:-1].tolist() == wanted["input_ids"][0].tolist()
+        assert sample.media[0].size == (width, height) and mp.validate(sample) == []
+    hf.vision_aspect_ratio = "anyres_max_4"
+    with pytest.raises(
+        ArgumentError, match="vision_aspect_ratio of the processor is 'anyres_max_4'"
+    ):
+        mp.wrap_processor(hf)

@@ -352,8 +352,8 @@ class Prompts(Dataset):
 def test_pickle_drops_the_cache(processor, picture):
     sample = processor([user(picture(0))], sample_id="s")
     clone = pickle.loads(pickle.dumps(processor))
-    assert (len(processor.cache), len(clone.cache)) == (1, 0)
-    assert clone.cache.max_bytes == processor.cache.max_bytes
+    assert (len(processor.media.cache), len(clone.media.cache)) == (1, 0)
+    assert clone.media.cache.max_bytes == processor.media.cache.max_bytes
     assert clone.fingerprint == processor.fingerprint
     assert clone([user(picture(0))], sample_id="s") == sample
 

@@ -14,7 +14,7 @@ from support.replicas import chat_templates
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.trajectory import from_calls, from_chat
+from mmpack.trajectory import Record, from_calls, from_chat, from_records
 
 pytestmark = pytest.mark.adapter
 TOOLS = [{"type": "function", "function": {"name": "zoom", "parameters": {"type": "object"}}}]
@@ -133,6 +133,8 @@ def test_an_answer_as_parts_is_not_the_end_of_turn_alone(by):
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
+        ("qwen3", {"tools": [len]}, r"can't write these messages \(Tools should"),
+        ("qwen3", {"continue_final_message": True}, "continue_final_message"),
         ("qwen2_5_vl", {"tools": TOOLS}, "'tools' of template_kwargs. Fix: leave it out"),
         ("qwen3", {"enable_thinkin": False}, "'enable_thinkin'.*Fix: write enable_thinking"),
         ("qwen3_vl", {"add_vison_id": True}, "'add_vison_id'.*Fix: write add_vision_id"),
@@ -144,6 +146,69 @@ def test_keywords_that_no_template_reads(by, name, options, match):
     lost(lambda: by(name)(asked, [1], sample_id="s", template_kwargs=options), match)
     sample = by(name)(asked, [1], sample_id="s")
     lost(lambda: by(name).append(sample, messages=asked, template_kwargs=options), match)
+
+
+@pytest.mark.parametrize("name", ["add_generation_prompt", "continue_final_message"])
+def test_what_the_turns_decide(processor, name):
+    """A header behind the last turn; a raw ValueError."""
+    log, options = [said("x"), answer("y")], {"template_kwargs": {name: True}}
+    lost(lambda: processor(log, assistant_loss=True, sample_id="s", **options), name)
+
+
+@pytest.mark.parametrize(
+    ("field", "fix"),
+    [
+        ("tools", r'as template_kwargs=\{"tools": …\}'),
+        ("chat_template_kwargs", r'as template_kwargs=\{"tools": …\}'),
+        ("reward", "write rewards"),
+        ("family", "leave it out"),
+    ],
+)
+def test_keywords_of_no_field(processor, field, fix):
+    ids, log = {"trajectory_id": "t", "group_id": "g"}, [said("x"), answer("y")]
+    calls = [{"messages": log[:1], "choices": [{"message": log[1]}]}]
+    match = f"'{field}' is not a field of .*Fix: .*{fix}"
+    lost(lambda: processor(log[:1], [1], sample_id="s", **{field: []}), match)
+    lost(lambda: from_chat(log, processor, **ids, **{field: []}), match)
+    lost(lambda: from_calls(calls, processor, **ids, **{field: []}), match)
+    with pytest.raises(ArgumentError, match=f"'{field}' is not a field of"):
+        from_records([Record([1, 2], [3])], processor, **ids, **{field: []})
+
+
+# ---------------------------------------------------------------- what is lost in part
+
+WHOLE = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}
+{{- m.content }}{{- '<|im_end|>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+THOUGHT = "<think>long thought</think>The answer is 42."
+
+
+@pytest.mark.parametrize(
+    ("written", "part"),
+    [
+        ("m.content.split('</think>')[-1]", "'<think>long thought</think>'"),
+        ("m.content[:41]", "'42.'"),
+        ("m.content | replace('thought', '')", "'thought'"),
+    ],
+)
+def test_a_text_that_is_written_in_part(hf, written, part):
+    """The policy would learn to answer without its thoughts, as with the template of DeepSeek-R1."""
+    processor = mp.wrap_processor(hf, chat_template=WHOLE.replace("m.content", written))
+    log = [said("q"), answer(THOUGHT)]
+    named = rf"leaves out {part} in the content of messages?.?1\]? \('assistant'\)"
+    lost(lambda: processor(log, assistant_loss=True, sample_id="s"), named + ", so the policy")
+    lost(lambda: from_chat(log, processor, trajectory_id="t", group_id="g"), named)
+    lost(lambda: processor([said(THOUGHT)], [1], sample_id="s"), rf"leaves out {part} .*\('user'\)")
+    with pytest.warns(mp.TemplateWarning, match=named):
+        processor([*log, said("r")], [1], sample_id="s")
+
+
+@pytest.mark.parametrize("written", ["m.content | trim", "m.content | trim | tojson"])
+def test_a_text_that_is_written_in_other_whitespace(hf, written):
+    processor = mp.wrap_processor(hf, chat_template=WHOLE.replace("m.content", written))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        processor([said(' a "b"\n\u00e9 ')], [1], sample_id="s")
 
 
 # ---------------------------------------------------------------- no false alarms
@@ -276,6 +341,18 @@ def test_arguments_as_a_template_reads_them(hf):
     )
 
 
+@pytest.mark.parametrize("arguments", ['{"x": 1, "x": 2}', '{"x": [1e400]}'])
+def test_arguments_that_an_object_does_not_hold(by, hf, arguments):
+    """They stay as the model wrote them; a template that can't is named."""
+    log = [said("x"), answer("", tool_calls=[call(arguments)])]
+    assert f'"arguments": {arguments}}}' in by("qwen3_vl").render(log)
+    coded = CALLED.replace("ARGUMENTS", "c.function.arguments | tojson")
+    lost(
+        lambda: mp.wrap_processor(hf, chat_template=coded).render(log),
+        r"the key 'arguments' of tool_calls\[0\].*each key once and numbers that floats hold",
+    )
+
+
 def test_append_names_its_own_messages(by):
     sample = by("qwen3_vl")([said("x")], [1], sample_id="s")
     lost(
@@ -322,6 +399,16 @@ def test_pictures_as_people_write_them(processor, picture, png, tmp_path, hf):
     [
         ({"type": "input_image", "file_id": "file-1"}, "holds 'file_id', which mmpack can't read"),
         ({"inline_data": {"mime_type": "image/png", "data": "AAAA"}}, "'inline_data'.*base64"),
+        ({"inline_data": {"mime_type": "audio/wav", "data": "AAAA"}}, '"type": "audio", "base64"'),
+        ({"type": "image", "source": {"data": "AAAA"}}, "holds no image, and 'source' is not read"),
+        ({"type": "text", "text": "y", "image": "PNG"}, r"the key 'text' of content\[1\] \(of type 'image'\)"),
+        ({"type": "image_url", "image_url": {"url": "data:,", "foo": 3}}, "has 'foo' beside the image"),
+        ({"type": "image_url", "image_url": {"url": "data:,", "max_pixels": 784}}, "has 'max_pixels' beside"),
+        ({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}, "has the detail 'low'"),
+        ({"type": "input_image", "image_url": "data:,", "detail": "high"}, "has the detail 'high'"),
+        ({"type": "image", "image": {"bytes": b"", "rotate": 90}}, "holds 'rotate' beside bytes"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "start": 3}}, "'start' beside the audio.*cut"),
+        ({"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,QQ==,QQ=="}}, "a list of JPEGs"),
         ({"type": "image_embeds", "image_embeds": "AAAA"}, "'image_embeds'"),
         ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "'audio_embeds'"),
         ({"type": "file", "file": {"file_id": "file-1"}}, "holds 'file'"),
@@ -335,6 +422,13 @@ def test_pictures_as_people_write_them(processor, picture, png, tmp_path, hf):
 def test_media_that_cannot_be_read_are_named(processor, png, part, match):
     part = {k: png if v == "PNG" else v for k, v in part.items()}
     lost(lambda: processor([user("x", part)], sample_id="s"), match)
+
+
+def test_messages_of_another_api(processor):
+    lost(
+        lambda: processor.render([{"role": "user", "parts": []}]),
+        "content None and 'parts' instead",
+    )
 
 
 def test_a_call_that_is_no_object(processor):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.kits import get_kit
 from support.kits.samples import film_ids, film_spans, placeholder_spans
 
+from mmpack.demo.probe_samples import medium_of
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.layout.fingerprint import cache_key, fingerprint
 from mmpack.schema.media import Medium
@@ -105,6 +106,7 @@ def make_sample(
             tokens = about.tokens_of(kind, tuple(what))
             made = make_medium(name, tuple(what), kind, num_tokens=tokens)
             made = heard_medium(name, kind, tuple(what), about) if kind == "audio" else made
+            made = made if about.tokens_by_size is None else medium_of(about, name, kind, what)
             medium = media.setdefault(name, made)
             index = list(media).index(name)
             ids += written(about, kind, medium.grid_thw)

@@ -182,13 +182,14 @@ NO_PLAN = (
 
 def _two_way(family: Family, text: Any, kind: str) -> bool:
     """Whether placeholders see each other in layers of this kind."""
-    if not family.two_way_media:
+    rule = family.two_way
+    if rule is None:
         return False
-    if family.two_way_setting is not None:
-        name, value = family.two_way_setting
+    if rule.setting is not None:
+        name, value = rule.setting
         if getattr(text, name, None) != value:
             return False
-    return family.two_way_layers is None or kind in family.two_way_layers
+    return rule.layers is None or kind in rule.layers
 
 
 def _head_dim(text: Any) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint by name or path: its model in fp32 on the CPU, and its processor, with or without torchvision."""
+"""A checkpoint by name or path: its model in fp32 on the CPU, and its processor."""
 
 from __future__ import annotations
 
@@ -88,4 +88,6 @@ def _written_class(name: str) -> str | None:
 
 
 def _processor_class(name: str) -> Any:
-    return getattr(transformers, name) if is_torchvision_available() else WITHOUT_TORCHVISION[name]
+    if name in WITHOUT_TORCHVISION and not is_torchvision_available():
+        return WITHOUT_TORCHVISION[name]
+    return getattr(transformers, name)

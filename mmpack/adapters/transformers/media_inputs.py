@@ -65,7 +65,8 @@ def pixel_inputs(batch: Batch, model: Any = None) -> dict[str, Any]:
             )
         if family.video_bounds is not None:  # frames of videos among the images
             grids = [(1, h, w) for t, h, w in grids for _ in range(t)]
-        made = _tower_arguments(family, modality, _of_tower(pixels, model, family), grids)
+        own, sizes = _of_tower(pixels, model, family), [batch.media[i].size for i in runs]
+        made = _tower_arguments(family, modality, own, grids, sizes)
         out |= {name: x.to(pixels.device) for name, x in made.items() if torch.is_tensor(x)}
     batch.stats["patches_encoded"] = encoded
     return out
@@ -215,8 +216,11 @@ def _repeated(batch: PackedBatch, made: list[Levels], runs: list[int], family: F
             levels = [(_gathered(torch.cat(level), batch),) for level in levels]
         else:  # beside media of another modality
             levels = [tuple(level[media.index(i)] for i in runs) for level in levels]
-    if family.pixel_layout == "tiles":  # which the forward reads as one tensor
-        return Encoded(pooler_output=torch.cat(levels[0]))
+    if family.pixel_layout == "tiles" and family.tokens_by_size is None:
+        whole = torch.cat(levels[0])  # which the forward reads as one tensor
+        if family.views is not None:  # transformers 5.19: of [views, tokens, H]
+            whole = whole.unflatten(0, (len(runs), -1))
+        return Encoded(pooler_output=whole)
     return Encoded(pooler_output=levels[0], deepstack_features=levels[1:] or None)
 
 

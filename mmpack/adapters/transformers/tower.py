@@ -23,6 +23,7 @@ from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
+from mmpack.errors import ModelError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
@@ -114,7 +115,7 @@ def encode_media(
             model,
             family,
             call.modality,
-            [media[i].grid_thw for i in call.media],
+            [media[i] for i in call.media],
             functools.partial(chosen_pixels, call.media),
         )
         if again:
@@ -154,15 +155,18 @@ def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], id
         if modality == "audio":
             grid = (8, 1, 1)
         elif family.pixel_layout == "tiles":
-            grid = (1, *tile_patches(model.config, family))
+            grid = (1 + (family.tokens_by_size is not None), *tile_patches(model.config, family))
         else:
             # transformers' Mistral 3 can't take a canvas of one token
             tokens = 2 if family.pixel_layout == "canvas" else 1
             grid = (1, family.spatial_merge_size, tokens * family.spatial_merge_size)
         embedding = model.get_input_embeddings().weight
-        pixels = torch.zeros(family.pixel_shape(grid, modality), device=embedding.device)
+        # not 0: some towers leave such pictures out
+        pixels = torch.ones(family.pixel_shape(grid, modality), device=embedding.device)
         own = _of_tower(pixels, model, family)
-        features = _encode(model, modality, _tower_arguments(family, modality, own, [grid]))
+        size = (grid[2] * family.patch_size, grid[1] * family.patch_size)
+        given = _tower_arguments(family, modality, own, [grid], [size])
+        features = _encode(model, modality, given)
         idle.outputs += [*features.pooler_output, *_levels(features)]
         audio = modality == "audio"
         idle.features[modality] = (
@@ -175,17 +179,19 @@ def _encode_chunk(
     model: Any,
     family: Family,
     modality: str,
-    grids: list[tuple[int, int, int]],
+    media: list[Medium],
     pixels: Callable[[], torch.Tensor],
 ) -> list[Levels]:
-    """Features of media with these grids, by one call of the tower. `pixels`: made here, so that nothing holds them."""
+    """Features of media, by one call of the tower. `pixels`: made here, so that nothing holds them."""
+    grids = [m.grid_thw for m in media]
     if modality == "video" and family.pooled_frames > 1:
         return _encode_pooled(model, family, _of_tower(pixels(), model, family), grids)
     given = _of_tower(pixels(), model, family)
     rows = grids
     if family.video_bounds is not None:  # a tower of pictures, which a video's frames are
         rows = [(1, h, w) for t, h, w in grids for _ in range(t)]
-    features = _encode(model, modality, _tower_arguments(family, modality, given, rows))
+    sizes = [m.size for m in media]
+    features = _encode(model, modality, _tower_arguments(family, modality, given, rows, sizes))
     if modality == "audio":
         counts = [family.tokens_of("audio", grid) for grid in grids]
         return [(own,) for own in features.last_hidden_state.split(counts)]
@@ -233,13 +239,23 @@ def tile_patches(config: Any, family: Family) -> tuple[int, int]:
 
 
 def _tower_arguments(
-    family: Family, modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
+    family: Family,
+    modality: str,
+    pixels: torch.Tensor,
+    grids: list[tuple[int, int, int]],
+    handed: Sequence[tuple[int, int] | None] = (),
 ) -> dict[str, Any]:
-    """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU."""
+    """What forward and encoder call `pixels` [patches, patch_dim] of media with these grids, which are on the CPU.
+
+    `handed`: (width, height) of each before its resize, which some towers read.
+    """
     if modality == "audio":
         return _padded_audio(pixels, [frames for frames, _, _ in grids])
     if family.pixel_layout == "tiles":
-        return {"pixel_values": tiles_of(pixels, grids[0][1:], family)}
+        tiles = tiles_of(pixels, grids[0][1:], family)
+        if family.tokens_by_size is not None:
+            return _sized_arguments(tiles, [t for t, _, _ in grids], handed)
+        return {"pixel_values": tiles if family.views is None else tiles[None]}
     if family.pixel_layout == "padded":
         return _line_arguments(modality, pixels, grids)
     if family.pixel_layout == "canvas":
@@ -258,6 +274,19 @@ def _tower_arguments(
     if modality == "image":
         return {"pixel_values": pixels, "image_grid_thw": on_host}
     return {"pixel_values_videos": pixels, "video_grid_thw": on_host}
+
+
+def _sized_arguments(
+    tiles: torch.Tensor, counts: list[int], sizes: Sequence[tuple[int, int] | None]
+) -> dict[str, torch.Tensor]:
+    """[n, most, 3, height, width] of so many tiles of each picture, and its (height, width) before it was resized."""
+    if None in sizes:
+        raise ModelError(
+            f"model_inputs: media[{sizes.index(None)}] has no size, which this model's tower reads. "
+            "Fix: make samples with wrap_processor, or set Medium.size to the picture's (width, height)"
+        )
+    padded = torch.nn.utils.rnn.pad_sequence(tiles.split(counts), batch_first=True)
+    return {"pixel_values": padded, "image_sizes": torch.tensor([s[::-1] for s in sizes if s])}
 
 
 def _padded_audio(features: torch.Tensor, lengths: list[int]) -> dict[str, torch.Tensor]:
@@ -297,6 +326,8 @@ def _encode(model: Any, modality: str, arguments: dict[str, Any]) -> Any:
 def _per_medium(features: Any, times: list[int]) -> list[Levels]:
     """The tower's output, by medium; `times`: tiles of each where they are stacked, else frames made one by one."""
     made = features.pooler_output
+    if not torch.is_tensor(made) and len(made) < len(times):  # of all tiles together
+        made = made[0].unflatten(0, (sum(times), -1))
     if len(made) > len(times) and not torch.is_tensor(made):
         frames = iter(made)
         return [(torch.cat([next(frames) for _ in range(t)]),) for t in times]

@@ -143,9 +143,11 @@ class Side:
     def number_before(self, start: int) -> int:
         """Where the mark begins that opens a picture whose first placeholder is `start`, or the number before that."""
         names = self.setting("tokenizer", "special_ids")
-        assert self.family.views is not None
+        marks = None if self.family.views is None else self.family.views.number
+        if marks is None:
+            return start - 1
         known = names if isinstance(names, dict) else {}
-        opens, closes = (known.get(name) for name in self.family.views.number)
+        opens, closes = (known.get(name) for name in marks)
         before = self.ids[stamp_of(start) : start - 1].tolist()
         if not before or before[-1] != closes or opens not in before:
             return start - 1
@@ -206,6 +208,8 @@ class Side:
         if medium.modality == "audio":
             return self.family.tokens_of("audio", medium.grid_thw)
         merge = self.setting(medium.modality, "merge_size")
+        if self.family.tokens_by_size is not None:
+            return medium.num_tokens
         if type(merge) is not int or merge <= 0:
             return self.family.vision_tokens(medium.grid_thw)
         t, h, w = medium.grid_thw

@@ -28,7 +28,10 @@ PIXEL_LIMITS = (
     "pan_and_scan_min_ratio_to_activate",
 )
 # of pictures that are cut into views, each a medium
-VIEWS = ("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id")
+VIEWS = (
+    *("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id"),
+    *("max_image_size", "do_image_splitting"),
+)
 SAMPLING = "video.sampling."
 # more settings of a sampling policy: sizes, budgets, and those of neither frames nor sizes
 SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
@@ -129,7 +132,7 @@ def limits_fix(pair: Pair) -> str:
     parts = [side.sample.processor or {} for side in pair.sides]
     unlike, _ = compare_settings(*parts)
     family = pair.left.family
-    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.limit_names)
+    names = {name: f"size.{name}" for name in ("height", "width")} | dict(family.images.limit_names)
     found = {}
     for path, values in unlike.items():
         if _cause(path) == "max_pixels":

@@ -83,7 +83,7 @@ def _stamps(side: Side, media_index: int) -> list[np.ndarray]:
     runs = side.placeholder[start:stop]
     edges = np.diff(runs.astype(np.int8), prepend=0, append=0)
     opens, ends = np.flatnonzero(edges == 1) + start, np.flatnonzero(edges == -1) + start
-    if side.family.frame_text.startswith("{run}"):
+    if side.family.texts.frame.startswith("{run}"):
         behind = [*opens[1:].tolist(), stop][: len(ends)]  # no run: a side without the video's ids
         return [side.ids[a:b] for a, b in zip(ends.tolist(), behind, strict=True)]
     begins = [stamp_of(start), *ends[:-1].tolist()]

@@ -25,8 +25,7 @@ def medium_problems(sample: Sample, family: Family) -> Found:
         if min(t, h, w) == 0 or h % merge or w % merge or (hears and (h, w) != (1, 1)):
             what = "an audio's is [frames, 1, 1]" if hears else f"merge size is {merge}"
             yield "MM102", field, f"has grid {[t, h, w]}, {what}", None
-        elif medium.num_tokens != family.tokens_of(medium.modality, medium.grid_thw):
-            expected = family.tokens_of(medium.modality, medium.grid_thw)
+        elif medium.num_tokens != (expected := family.tokens_in(medium)):
             message = f"says num_tokens {medium.num_tokens}, its grid {[t, h, w]} gives {expected}"
             yield "MM108", field, message, None
         if i not in used:
@@ -124,8 +123,7 @@ def placeholder_problems(sample: Sample, family: Family) -> Found:
             tokens_of[s.media_index] = tokens_of.get(s.media_index, 0) + s.stop - s.start
         elif s.chunk is not None:
             chunks_of.setdefault(s.media_index, []).append((s.chunk, s.stop - s.start))
-        elif s.stop - s.start != family.tokens_of(medium.modality, medium.grid_thw):
-            expected = family.tokens_of(medium.modality, medium.grid_thw)
+        elif s.stop - s.start != (expected := family.tokens_in(medium)):
             message = (
                 f"has {s.stop - s.start} tokens, media[{s.media_index}] of grid "
                 f"{list(medium.grid_thw)} needs {expected} after merging"
@@ -154,7 +152,7 @@ def placeholder_problems(sample: Sample, family: Family) -> Found:
 
 def _wrong_chunks(chunks: list[tuple[int, int]], family: Family, medium: Medium) -> str:
     """Say what is wrong with the pieces (number, tokens) of a video with sound, or of the sound; 0 begins anew."""
-    needed = family.tokens_of(medium.modality, medium.grid_thw)
+    needed = family.tokens_in(medium)
     numbers = [number for number, _ in chunks]
     begins = [k for k, number in enumerate(numbers) if number == 0]
     if family.audio is None or medium.modality == "image" or not begins or begins[0] != 0:

@@ -45,10 +45,15 @@ def even_count(policy: Policy, info: VideoInfo, settings: Settings) -> np.ndarra
         most = math.floor((min(_MAX_FRAMES, total) if most is None else most) / _FACTOR) * _FACTOR
         wanted = min(max(total / info.fps * settings.fps, least), most, total)
         count = math.floor(wanted / _FACTOR) * _FACTOR
+    if total < _FACTOR:
+        raise policy.error(
+            f"the clip has {total} of the {_FACTOR} frames that it takes at least",
+            "pass it as an image",
+        )
     if not _FACTOR <= count <= total:
         raise policy.error(
             f"{count} frames wanted, but it takes {_FACTOR} to {total} of this clip",
-            "set another nframes, fps or max_frames; pass a clip of one frame as an image",
+            "set another nframes, fps or max_frames",
         )
     return np.round(torch_linspace(first, last, count)).astype(np.int64)
 

@@ -11,8 +11,7 @@ with needs("smoke", __name__):
 
 from support.replicas.chat_templates import GEMMA3, GEMMA4
 from support.replicas.gemma_vocabulary import gemma3_tokenizer, gemma4_tokenizer
-
-from mmpack.demo.qwen_processor import hf_processor
+from support.replicas.without_torchvision import hf_processor
 
 
 def gemma3_processor(*, side: int = 896, tokenizer: Any = None, **settings: Any) -> Any:

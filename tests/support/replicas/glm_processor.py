@@ -10,8 +10,8 @@ with needs("smoke", __name__):
     import transformers
 
 from support.replicas.chat_templates import GLM
+from support.replicas.without_torchvision import hf_processor
 
-from mmpack.demo.qwen_processor import hf_processor
 from mmpack.demo.vocabulary import byte_level_tokenizer
 from mmpack.families import get_family
 

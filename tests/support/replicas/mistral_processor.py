@@ -11,8 +11,8 @@ with needs("smoke", __name__):
     from transformers.utils.import_utils import is_torchvision_available
 
 from support.replicas.chat_templates import MISTRAL
+from support.replicas.without_torchvision import WITHOUT_TORCHVISION
 
-from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.demo.vocabulary import byte_level_tokenizer
 
 SPECIAL = 1000  # ids below it

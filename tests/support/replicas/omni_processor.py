@@ -11,8 +11,8 @@ with needs("smoke", __name__):
     import transformers
 
 from support.replicas.chat_templates import QWEN2_5_OMNI, QWEN3_OMNI
+from support.replicas.without_torchvision import hf_processor
 
-from mmpack.demo.qwen_processor import hf_processor
 from mmpack.demo.vocabulary import CONTROL_TOKENS, MARKUP_TOKENS, tokenizer_of
 from mmpack.families import get_family
 

@@ -340,7 +340,7 @@ def _handed_out(
     }
     head_of = [heads[m.modality == "audio"] for m in share.media]
     shapes: list[tuple[int, ...]] = [
-        (levels, family.tokens_of(m.modality, m.grid_thw), width)
+        (levels, family.tokens_in(m), width)
         for m, (levels, width, _) in zip(share.media, head_of, strict=True)
     ]
     got: dict[int, Tensor] = {}

@@ -168,6 +168,7 @@ def _encoded_rows(
     out = gather_rows(joined, torch.from_numpy(index).to(joined.device))
     got = send_rows(out, sent, received, split.group)[torch.from_numpy(order).to(joined.device)]
     first, *rest = got.split(widths, dim=1)
-    if family.pixel_layout == "tiles":  # which the forward reads as one tensor
+    if family.pixel_layout == "tiles" and family.tokens_by_size is None:
+        # which the forward reads as one tensor
         return Encoded(pooler_output=first[None])
     return Encoded(pooler_output=(first,), deepstack_features=[(level,) for level in rest] or None)
