@@ -26,7 +26,9 @@ class Injecting(Base):
 
     def wrap(self, hf_processor: Any) -> Processor:
         right = super().wrap(hf_processor)
-        return broken.broken_processor(self.cause, hf_processor, right.position_rule, self.sampling)
+        return broken.broken_processor(
+            self.cause, hf_processor, right.parts.position_rule, self.sampling
+        )
 
     def roll(self) -> list[Sample]:
         rollouts = super().roll()

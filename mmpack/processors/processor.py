@@ -34,6 +34,8 @@ class Processor:
     to `Medium`s.
     """
 
+    __slots__ = ("media", "parts", "prompts")
+
     def __init__(self, parts: Parts, reader: VideoReader | None, cache_bytes: int):
         self.parts = parts
         self.prompts = PromptWriter(parts)

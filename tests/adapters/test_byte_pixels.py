@@ -173,7 +173,7 @@ def test_a_processor_that_leaves_bytes_alone(processors, switch):
 
 def test_frames_of_qwen_vl_utils(processors):
     """It hands on float32 frames of whole numbers; nothing is left to resize."""
-    [hf] = {id(p.tokenizer): p for p in processors("qwen2_5_vl")}.values()
+    [hf] = {id(p.tokenizer): p.parts for p in processors("qwen2_5_vl")}.values()
     parts = {
         name: getattr(hf, name) for name in ("tokenizer", "image_processor", "video_processor")
     }
