@@ -58,9 +58,7 @@ def expanded_ids(
             lengths[_markers_around(ids, i, family)] = 0
     pieces = {}
     for i, unit in zip(at, units, strict=True):
-        written = tokenizer(_spelled(unit, texts[i], family, tokenizer), add_special_tokens=False)
-        runs = np.asarray(written["input_ids"], dtype=np.int64)
-        pieces[i] = repeated(runs, unit, family, per_second)
+        pieces[i] = repeated(_encoded(unit, texts[i], family, tokenizer), unit, family, per_second)
         lengths[i] = len(pieces[i])
     moved = np.concatenate([[0], np.cumsum(lengths)])
     out = np.repeat(ids, lengths)
@@ -196,6 +194,16 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
             "Fix: pass one placeholder per medium, in order, outside the loss spans (expanded ids: expanded=True)",
             "MM107" if len(found) < len(wanted) else "MM104",
         )
+
+
+def _encoded(unit: Unit, texts: Sequence[str], family: Family, tokenizer: Any) -> np.ndarray:
+    """The ids of `_spelled`; a tokenizer is asked only where there is text."""
+    if any(texts):
+        written = tokenizer(_spelled(unit, texts, family, tokenizer), add_special_tokens=False)
+        return np.asarray(written["input_ids"], dtype=np.int64)
+    pad = family.placeholder_ids[unit[0].modality]
+    marks = _marks(unit, len(texts) - 1, family)
+    return np.array([i for opens, closes in marks for i in (*opens, pad, *closes)], dtype=np.int64)
 
 
 def _spelled(unit: Unit, texts: Sequence[str], family: Family, tokenizer: Any) -> str:

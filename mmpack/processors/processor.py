@@ -69,9 +69,9 @@ class Processor:
     def __repr__(self) -> str:
         parts = {
             "tokenizer": self.tokenizer,
-            "image_processor": self.image_processor,
-            "video_processor": self.video_processor,
-            "feature_extractor": self.feature_extractor,
+            "image_processor": self.parts.image_processor,
+            "video_processor": self.parts.video_processor,
+            "feature_extractor": self.parts.feature_extractor,
         }
         held = [f"{k}={type(v).__name__}" for k, v in parts.items() if v is not None]
         return f"{type(self).__name__}({', '.join([repr(self.family.name), *held])})"

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mmpack.errors import LayoutError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import cache_key
@@ -25,7 +27,11 @@ def media_of_cut(
     made: Cut, content: str, part: dict[str, Any] | None, family: Family, known: dict[str, Any]
 ) -> list[Medium]:
     """One medium per view. `content`: the picture's content hash, the first view's; `known`: of where it came from."""
-    out, start = [], 0
+    if len(made.grids) == 1:
+        pixels = [made.pixel_values]  # equal pictures share one array, by identity
+    else:
+        pixels = np.split(made.pixel_values, np.cumsum([math.prod(g) for g in made.grids[:-1]]))
+    out = []
     for k, grid in enumerate(made.grids):
         own = content if not k else hashlib.sha256(f"{content} view {k}".encode()).hexdigest()
         about = dict(known)
@@ -43,9 +49,7 @@ def media_of_cut(
             content_hash=own,
             **about,
         )
-        count = math.prod(grid)
-        medium.pixel_values = made.pixel_values[start : start + count]
-        start += count
+        medium.pixel_values = pixels[k]
         out.append(medium)
     return out
 

@@ -25,7 +25,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 import mmpack as mp
 from mmpack.adapters.transformers import (
     attach,
-    head_shards,
+    heads,
     packed_listed_logprobs,
     packed_logprobs,
 )
@@ -239,7 +239,7 @@ def check_two(rank, ranks, folder):
     with attach(model), pytest.raises(mp.ModelError, match=r"the head gets \d+ of the batch's"):
         packed_logprobs(model, batch)
     with pytest.raises(mp.ModelError, match="forward of its own, and its vocabulary is split"):
-        head_shards.refuse_split(model.lm_head)
+        heads.refuse_split(model.lm_head)
 
 
 def check_four(rank, ranks):

@@ -375,5 +375,5 @@ def test_a_report_of_equal_videos_opens_no_file(video, clip):
 
     other = changed(video, frame_indices=video.media[0].frame_indices + 1)
     differing, equal = (mp.compare([video], [right]) for right in (other, changed(video)))
-    assert "mm-frames" in differing.to_html(media_root=clip.parent)
-    assert "mm-frames" not in equal.to_html(media_root=clip.parent, pictures=Asked())
+    assert "data:image/png" in differing.to_html(media_root=clip.parent)
+    assert "data:image/png" not in equal.to_html(media_root=clip.parent, pictures=Asked())

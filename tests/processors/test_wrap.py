@@ -352,7 +352,7 @@ class Prompts(Dataset):
 def test_pickle_drops_the_cache(processor, picture):
     sample = processor([user(picture(0))], sample_id="s")
     clone = pickle.loads(pickle.dumps(processor))
-    assert repr(clone).startswith("Processor(qwen2_5_vl: Qwen2Tokenizer")
+    assert repr(clone) == repr(processor)
     assert (len(processor.media.cache), len(clone.media.cache)) == (1, 0)
     assert clone.media.cache.max_bytes == processor.media.cache.max_bytes
     assert clone.fingerprint == processor.fingerprint
