@@ -477,6 +477,11 @@ def test_gpu_agrees_and_never_waits(kind):
         ({"per": "turn"}, "per is 'turn'. Fix: use one of sample, token"),
         ({"cu_loss": tuple(CU.tolist())}, "cu_loss is of type tuple, expected a tensor"),
         ({"old_logprobs": [0.0] * N}, "old_logprobs is of type list, expected a tensor"),
+        ({"kl_kind": "k1"}, "kl_kind is 'k1', but ref_logprobs is None"),
+        ({"correction_high": 7.0}, "('token', 0.0, 7.0), but correction is None"),
+        ({"correction_level": "sequence"}, "but correction is None"),
+        ({"advantages": torch.tensor([0.0, math.inf, *[0.0] * (B - 2)])}, "advantages[1] is inf"),
+        ({"old_logprobs": torch.full((N,), math.nan)}, "old_logprobs[0] is nan"),
     ],
 )
 def test_wrong_arguments_are_named(keywords, says):

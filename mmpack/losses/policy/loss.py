@@ -158,7 +158,8 @@ def policy_loss(
     where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
     Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
-    batch's own, and inputs that a coefficient needs. Totals that are tensors on a GPU are not read.
+    batch's own, inputs that a coefficient needs, options of a term that is not there, and NaN in the columns beside the
+    logprobs. Tensors on a GPU are not read.
 
     Example: two samples of two loss tokens and one.
         >>> import torch
@@ -194,6 +195,13 @@ def policy_loss(
     check_correction_options(correction_level, correction_low, correction_high)
     if correction is not None:
         check_correction(correction, correction_level, correction_low, correction_high)
+    _check_read(
+        ref_logprobs, kl_kind, correction, correction_level, correction_low, correction_high
+    )
+    constants = {
+        name: column for name, column in given.items() if name not in ("logprobs", "entropy")
+    }
+    _check_numbers({"advantages": advantages, **constants})
     _check_needed(given, kl_coef, entropy_coef, correction)
     total, factor = denominator(
         aggregation, count, num_samples, total_tokens, total_samples, max_tokens
@@ -289,6 +297,35 @@ def _clip(
     low, high = VARIANTS[kind].clip
     low, high = low if clip_low is None else clip_low, high if clip_high is None else clip_high
     return (-low, high) if VARIANTS[kind].of_log else (1 - low, 1 + high)
+
+
+def _check_numbers(given: Mapping[str, Tensor | None]) -> None:
+    """Raise ArgumentError for NaN, and infinite advantages, where looking doesn't wait for a GPU."""
+    for name, column in given.items():
+        if column is None or not can_look_at(column):
+            continue
+        bad = ~column.isfinite() if name == "advantages" else column.isnan()
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0, 0])
+            raise ArgumentError(
+                f"{WHAT}: {name}[{at}] is {column[at].item()}, and so would the loss be. "
+                "Fix: find it where it is computed"
+            )
+
+
+def _check_read(
+    ref_logprobs: Tensor | None, kl_kind: str, correction: Correction | None, *options: object
+) -> None:
+    """Raise ArgumentError for options of terms that are not there."""
+    if ref_logprobs is None and kl_kind != "k3":
+        raise ArgumentError(
+            f"{WHAT}: kl_kind is {kl_kind!r}, but ref_logprobs is None. Fix: pass ref_logprobs [N], or leave it out"
+        )
+    if correction is None and options != ("token", 0.0, 2.0):
+        raise ArgumentError(
+            f"{WHAT}: correction_level, correction_low and correction_high are {options}, but correction is None. "
+            "Fix: pass correction='tis' or 'mis', or leave them out"
+        )
 
 
 def _check_needed(
