@@ -82,7 +82,7 @@ def test_types_hold_on_a_gpu():
 
 def test_a_nan_on_a_gpu_never_reaches_the_multiplier():
     multiplier = LagrangeMultiplier({"harm": 0.1})
-    with pytest.raises(ArgumentError, match="the mean of 'harm' is nan"):
+    with pytest.raises(ArgumentError, match="the sum of 'harm' is nan"):
         multiplier.update(Costs({"harm": torch.tensor([1.0, float("nan")], device="cuda")}))
     assert multiplier.values == {"harm": 0.0}
 
