@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack import invariant
@@ -28,11 +29,7 @@ def mlp(rank, ranks, group, dtype):
     return [out.detach(), *(t.grad for t in leaves)], own
 
 
-def run(rank, ranks, rendezvous, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks, folder):
     for dtype in (torch.float32, torch.bfloat16):
         (out, to_x, to_first, to_second, to_bias, to_last), own = mlp(
             rank, ranks, distributed.group.WORLD, dtype
@@ -52,16 +49,13 @@ def run(rank, ranks, rendezvous, folder):
             invariant.row_parallel(
                 torch.ones(1, 4), torch.ones(1, 4), group=distributed.group.WORLD, parts=1
             )
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_give_the_bits_of_one_process(tmp_path, ranks):
     for dtype in (torch.float32, torch.bfloat16):
         torch.save(mlp(0, 1, None, dtype)[0], tmp_path / f"{dtype}.pt")
-    torch.multiprocessing.spawn(
-        run, (ranks, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=ranks
-    )
+    spawned(run, ranks, tmp_path, str(tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
