@@ -1,11 +1,10 @@
-"""`python -m chain` at real widths: all layouts on one GPU, and tensor parallelism over NCCL on 2 and 4.
+"""`python -m chain` at real widths: all layouts on one GPU.
 
-    python benchmarks/chain.py [--models qwen2.5-vl ...] [--parts one ranks] [--at-once N] [--keep DIR] [--out FILE]
+    python benchmarks/chain.py [--models qwen2.5-vl ...] [--at-once N] [--keep DIR] [--out FILE]
 
-Each run is a process of its own, plain and within `mmpack.invariant`. Those of one GPU run side by side, one on each
-that there is, or `--at-once`, in turn on the GPUs; those of ranks follow one by one. A part that is not asked for keeps
-its rows of the file: each run names its device and versions. `--keep`: every row of each run, as the command gives
-them.
+Each run is a process of its own, plain and within `mmpack.invariant`: side by side, one on each GPU that there is, or
+`--at-once`, in turn on the GPUs. A model that is not asked for keeps its rows of the file: each run names its device
+and versions. `--keep`: every row of each run, as the command gives them.
 """
 
 from __future__ import annotations
@@ -29,19 +28,16 @@ import torch
 NAME = "chain"
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {"qwen2.5-vl": "Qwen2.5-VL", "qwen3-vl": "Qwen3-VL"}
-PARTS = ("one", "ranks")
-RANKS = (1, 2, 4)
 RUNS = "runs"  # the section of their counts
 WHERE = ("device", "torch", "transformers")  # of each run
 Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """One call of the command. `ranks`: processes of it, 1 for the layouts of one process."""
+    """One call of the command."""
 
     model: str
     invariant: bool
-    ranks: int
     size: str = "layer"
     dtype: str = "bfloat16"
     device: str = "cuda"
@@ -49,20 +45,13 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         """A section of the report."""
-        where = f", {self.ranks} ranks" if self.ranks > 1 else ""
-        return MODELS[self.model] + where + (", invariant" if self.invariant else "")
+        return MODELS[self.model] + (", invariant" if self.invariant else "")
 
     def command(self, out: Path) -> list[str]:
-        """On a GPU ranks are torchrun's; on a CPU the command starts them."""
-        launcher = ["-m", "chain"]
-        if self.ranks > 1 and self.device == "cuda":
-            launcher = ["-m", "torch.distributed.run", "--standalone",
-                        f"--nproc-per-node={self.ranks}", *launcher]  # fmt: skip
-        split = [word for n in RANKS if n <= self.ranks for word in ("--tp", str(n))]
         return [
-            sys.executable, *launcher, "--model", self.model, "--size", self.size,
+            sys.executable, "-m", "chain", "--model", self.model, "--size", self.size,
             "--dtype", self.dtype, "--device", self.device, "--out", str(out),
-            *(split if self.ranks > 1 else []), *["--invariant"] * self.invariant,
+            *["--invariant"] * self.invariant,
         ]  # fmt: skip
 
 
@@ -70,29 +59,18 @@ def main() -> None:
     options = gpu.arguments(
         NAME,
         models={"nargs": "*", "default": [*MODELS], "choices": [*MODELS]},
-        parts={"nargs": "*", "choices": PARTS, "help": "all that this machine has GPUs for"},
-        at_once={"type": at_least_one, "help": "runs of one GPU side by side; one for each GPU"},
+        at_once={"type": at_least_one, "help": "runs side by side; one for each GPU"},
         keep={"type": Path, "help": "a folder for every row of each run"},
     )
     cards = torch.cuda.device_count()
     if not cards:
-        sys.exit("chain: there is no GPU here. Fix: run it on a machine with 1, 2 or 4")
-    ranks = max(n for n in RANKS if n <= cards)
-    parts = options.parts or PARTS[: min(ranks, 2)]
-    if "ranks" in parts and ranks == 1:
-        sys.exit("chain: there is one GPU. Fix: use --parts one, or a machine with 2 or 4")
-    rows: list[Row] = []
+        sys.exit("chain: there is no GPU here. Fix: run it on a machine with one")
     with tempfile.TemporaryDirectory() as folder:
         keep = options.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
-        for part in parts:
-            count = ranks if part == "ranks" else 1
-            runs = [Run(m, mode, count) for m in options.models for mode in (False, True)]
-            # ranks have all GPUs: one run after another
-            at_once = 1 if part == "ranks" else options.at_once or cards
-            found = measured(runs, keep, at_once, cards)
-            rows += found
-            gpu.write(options.out, NAME, {}, merged(options.out, rows))
+        runs = [Run(model, mode) for model in options.models for mode in (False, True)]
+        rows = measured(runs, keep, options.at_once or cards, cards)
+        gpu.write(options.out, NAME, {}, merged(options.out, rows))
 
 
 def at_least_one(text: str) -> int:
@@ -130,9 +108,8 @@ def measured(runs: list[Run], folder: Path, at_once: int, cards: int) -> list[Ro
             environment = os.environ | {
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])
             }
-            if run.ranks == 1:
-                environment["CUDA_VISIBLE_DEVICES"] = str(card)
-            out, log = folder / f"{number}-{run.ranks}.json", folder / f"{number}-{run.ranks}.log"
+            environment["CUDA_VISIBLE_DEVICES"] = str(card)
+            out, log = folder / f"{number}.json", folder / f"{number}.log"
             out.unlink(missing_ok=True)  # of an earlier call
             with log.open("w") as file:
                 process = subprocess.Popen(
@@ -169,7 +146,7 @@ def rows_of(run: Run, code: int, out: Path, log: str, seconds: float) -> list[Ro
 
 def counted(rows: Iterable[Row]) -> Row:
     """How many rows are what."""
-    ran = [row for row in rows if not row["not_run"]]
+    ran = list(rows)
     equal = sum(row["equal"] for row in ran)
     beyond = sum(not row["within"] for row in ran)
     return {
@@ -188,13 +165,9 @@ def by_stage(rows: Iterable[Row]) -> list[Row]:
     cells: dict[tuple[str, str, str], dict[str, list[Row]]] = {}
     axes: dict[str, None] = {}
     for row in rows:
-        if not row["not_run"]:
-            axis = row["axis"]
-            if axis in ("tensor_parallel", "sequence_parallel"):  # by the number of ranks
-                axis = f"{axis} {row['value']}"
-            axes.setdefault(axis)
-            key = (row["stage"], row["direction"], row["kind"])
-            cells.setdefault(key, {}).setdefault(axis, []).append(row)
+        axes.setdefault(row["axis"])
+        key = (row["stage"], row["direction"], row["kind"])
+        cells.setdefault(key, {}).setdefault(row["axis"], []).append(row)
     return [
         {"stage": stage, "pass": way, "kind": kind or None}
         | {axis: _cell(found.get(axis, [])) for axis in axes}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.models import smallest_qwen2_5_vl, with_pixels
+from support.ranks import spawned
 from support.samples import make_sample
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
@@ -43,17 +43,12 @@ def test_two_ranks(tmp_path):
     """Both in the same processes, whose imports take longest."""
     if not takes_encoded_media(made()):
         pytest.skip("transformers before 5.19")
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+    spawned(run, 2, tmp_path)
 
 
-def run(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks):
     check_ddp(rank, ranks)
     check_fsdp(rank, ranks)
-    distributed.destroy_process_group()
 
 
 def check_ddp(rank, ranks):

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 from support.models import logprobs_and_gradients, relative_difference, small_model
+from support.ranks import spawned
 from support.routed import EXPERTS
 from support.samples import make_sample
-from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
@@ -67,17 +67,13 @@ def test_lora():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 def test_two_ranks_are_one_process(tmp_path, wrap):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous"), wrap), nprocs=2)
+    spawned(run, 2, tmp_path, wrap)
 
 
-def run(rank, ranks, rendezvous, wrap):
+def run(rank, ranks, wrap):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
     batches = [routed_batch(0), routed_batch(1)]
     whole = made()
     with attach(whole):
@@ -102,4 +98,3 @@ def run(rank, ranks, rendezvous, wrap):
         found = {name: gradient.full_tensor() for name, gradient in found.items()}
     used = {name: gradient for name, gradient in found.items() if name in wanted}
     assert used.keys() == wanted.keys() and relative_difference(used, wanted) <= 1e-5
-    distributed.destroy_process_group()

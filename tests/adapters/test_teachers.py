@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.families import mixed_batch
 from support.models import relative_difference, smallest_qwen2_5_vl
-from torch import distributed
+from support.ranks import spawned
 from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
@@ -117,14 +117,10 @@ def loss_of(model, batch):
 
 @pytest.mark.slow
 def test_two_ranks_are_one_process(tmp_path):
-    torch.multiprocessing.spawn(run, (2, str(tmp_path / "rendezvous")), nprocs=2)
+    spawned(run, 2, tmp_path)
 
 
-def run(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks):
     batches = [taught(kept=True), taught(share_prefix=False)]
     whole = smallest_qwen2_5_vl()
     with attach(whole):
@@ -135,4 +131,3 @@ def run(rank, ranks, rendezvous):
         loss_of(parallel, batches[rank]).backward()
     found = {n: p.grad for n, p in parallel.module.named_parameters() if n in wanted}
     assert relative_difference(found, wanted) <= 1e-5
-    distributed.destroy_process_group()

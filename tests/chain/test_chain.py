@@ -1,139 +1,106 @@
-"""The chain on tiny models: every axis within the contract, planted faults at their stage, and its oracle."""
+"""The chain on tiny models: every layout within the contract, planted faults at their stage, and its oracle."""
 
 import dataclasses
 import importlib
 import json
+import sys
 
-import numpy as np
 import pytest
 import torch
-from chain.compare import Equal
-from chain.job import AXES, ONE_PROCESS, Options, chain
-from chain.job.prepare import prepare
-from chain.job.samples import draw
-from chain.passes.axes import axes_here, padded_alone, reference
-from chain.passes.exact import exact_copy, exact_logprobs
-from chain.passes.run import Way, run
-from chain.report import ChainReport
-from chain.stages import STAGES, TOWER
-from support.process import call_mmpack
+from chain.__main__ import main
+from chain.layouts import alone, exact_copy, exact_logprobs, layouts, prepare
+from chain.step import Cells, run
+from chain.tape import STAGES, TOKENS, TOWER
+from support.benchmarks import benchmark
 
 from benchmarks.step.kinds import parts_of_weight
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.errors import ArgumentError
+from mmpack.packing.pad import pad
 
-MODELS = ["qwen2.5-vl", "qwen3-vl"]
-CPU = torch.device("cpu")
-program = importlib.import_module("chain.__main__")
+BENCH = benchmark("chain")
 tree_attention = importlib.import_module("mmpack.ops.attention.tree_attention")
-prepared = {}
-walked = {}
+MODELS = ["qwen2.5-vl", "qwen3-vl"]
+DOWN = "language_model.layers.1.mlp.down_proj"
+QKV = "model.visual.blocks.1.attn.qkv"
+DQ = "visual.blocks.*.attn.qkv.weight[q]"
 
 
-def the(model):
-    if model not in prepared:
-        prepared[model] = prepare(Options(model), CPU)
-    return prepared[model]
+@pytest.fixture(scope="module")
+def made():
+    return prepare()
 
 
-@pytest.fixture(params=[MODELS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MODELS[1:])])
-def made(request):
-    return the(request.param)
+@pytest.fixture
+def packed(made):
+    """A healthy run, that a test may change."""
+    return made.take(parts_of(made, "in order"))
 
 
-def rows_of(made, axis, value, record=None, equal=None):
-    if record is None:
-        record = axes_here(made.model)[axis][value](made.model, made.problem)
-    rows = made.rows(axis, value, record, equal or Equal())
-    return {(row.stage, row.kind or row.direction): row for row in rows}
+def parts_of(made, value):
+    return next(parts for _, name, parts in layouts(made.problem) if name == value)
 
 
-def every_row(made):
-    """Of each layout that runs here, its rows: (axis, value) -> rows. Walked once."""
-    if made.model not in walked:
-        walked[made.model] = {
-            (axis, value): rows_of(made, axis, value)
-            for axis, values in axes_here(made.model).items()
-            for value in values
-        }
-    return walked[made.model]
+def beyond(made, record, axis="packed"):
+    rows = made.rows(axis, "", record)
+    return {(row.stage, row.kind or row.direction): row for row in rows if not row.within}
 
 
 # -- what is healthy ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.adapter
-def test_every_axis_is_within_the_contract(made):
-    """All stages have numbers in every layout that runs them, and none is beyond."""
-    for (axis, value), rows in every_row(made).items():
-        assert all(row.within for row in rows.values()), [r for r in rows.values() if not r.within]
-        idle = {key for key, row in rows.items() if row.not_run}
-        if axis == "prefix_cache":
-            expected = {(s, d) for s in STAGES for d in ("forward", "backward")
-                        if d == "backward" or s in TOWER}  # fmt: skip
-        elif value == "store":
-            expected = {(s, d) for s in TOWER for d in ("forward", "backward")}
-        else:
-            expected = set()
-        assert idle == expected, (axis, value)
-        if axis == "prefix_cache":
-            continue
-        kinds = {row.kind for row in rows.values()} - {""}
-        wanted = {k for n, g in made.reference.parameters.items() for k in parts_of_weight(n, g)}
-        if value == "store":
-            wanted = {kind for kind in wanted if not kind.startswith("visual.")}
-        assert kinds == wanted and len(kinds) >= 14, (axis, value)
-
-
-def test_what_is_equal_in_every_layout(made):
-    """Bits that no layout changes, whatever the products' tiles are: embeddings, and features that are read again."""
-    for place, rows in every_row(made).items():
-        assert rows["embedding", "forward"].equal, place
-    again = rows_of(made, "batch", "1", reference(made.model, made.problem))
-    assert all(row.equal and row.ulps == 0 and row.max_difference == 0 for row in again.values())
-    if takes_encoded_media(made.model):
-        stored = rows_of(made, "feature_cache", "store")
-        assert all(row.equal for row in stored.values() if not row.not_run)
-
-
-def test_transformers_own_attention_is_held_to_itself_alone(made):
-    """Its errors are not ours: a model whose own layers round more is no fault of a layout."""
-    beside_none = dataclasses.replace(made, reference=None)
-    own = beside_none.rows("padding", "left, own attention", made.own, Equal())
-    assert all(row.equal and row.reference_error == row.error for row in own)
-
-
-def test_a_cached_prefix_leaves_its_rows_out(made):
-    if not takes_encoded_media(made.model):
-        pytest.skip("this transformers takes no encoded media")
-    record = axes_here(made.model)["prefix_cache"]["on"](made.model, made.problem)
-    at = record.cells["embedding", "language_model.embed_tokens"].at
-    first = made.problem.tokens
-    for i, sample in enumerate(made.problem.samples):
-        own = at[(at >= first[i]) & (at < first[i + 1])]
-        start = sample.loss_spans[0].start
-        assert len(own) == len(sample) - (start - 1) // 4 * 4 < len(sample)
-
-
-def test_the_processors_cache_is_on_and_off():
-    """The same pixels, the second time from the cache: samples a0 and a1 have one picture."""
-    cached, uncached, companions = draw("qwen3_vl", "tiny")
-    assert [len(c.media) for c in companions] == [0, 1, 3]
-    a, b = cached[0].media[0], cached[1].media[0]
-    assert a.pixel_values is b.pixel_values
-    c, d = uncached[0].media[0], uncached[1].media[0]
-    assert c.pixel_values is not d.pixel_values
-    assert np.array_equal(a.pixel_values, c.pixel_values) and a.cache_key == d.cache_key
+@pytest.mark.parametrize(
+    "model, invariant",
+    [
+        (MODELS[0], False),
+        (MODELS[1], True),
+        pytest.param(MODELS[0], True, marks=pytest.mark.slow),
+        pytest.param(MODELS[1], False, marks=pytest.mark.slow),
+    ],
+)
+def test_every_layout_is_within_the_contract(made, model, invariant):
+    """All stages have numbers in every layout, none is beyond, and embeddings are equal bits; the rest in the mode."""
+    chain = made if (model, invariant) == (MODELS[0], False) else prepare(model, invariant=invariant)  # fmt: skip
+    rows = chain.every_row()
+    assert not [row for row in rows if not row.within]
+    kinds = {k for n, g in chain.reference.parameters.items() for k in parts_of_weight(n, g)}
+    assert len(kinds) >= 14
+    for place in {(row.axis, row.value) for row in rows}:
+        here = [row for row in rows if (row.axis, row.value) == place]
+        ways = {(row.stage, row.direction) for row in here if not row.kind}
+        assert {s for s, way in ways if way == "forward"} == set(STAGES)
+        assert {s for s, way in ways if way == "backward"} == set(STAGES) - {"head", "loss"}
+        assert {row.kind for row in here} - {""} == kinds
+    for row in rows:
+        if row.axis != "alone" and invariant:
+            forward = row.direction == "forward" and row.stage != "loss"
+            backward = row.direction == "backward" and row.stage not in TOWER
+            if forward or (backward and row.axis != "shared"):
+                assert row.equal and row.allowed == 0, row
+        elif (row.stage, row.direction) == ("embedding", "forward"):
+            assert row.equal, row
+    if not invariant:
+        assert any(not r.equal for r in rows if (r.stage, r.axis) == ("qkv", "packed"))
+    again = chain.rows("again", "", chain.take(alone(chain.problem)))
+    assert all(row.equal and row.max_difference == 0 for row in again)
 
 
 @pytest.mark.slow
 def test_bfloat16_is_measured_against_float64():
-    report = chain(Options(dtype="bfloat16", axes=["packed", "shared"]))
-    assert report.ok, list(report.lines())
-    rows = {(r.value, r.stage, r.direction): r for r in report.rows if not r.kind}
-    row = rows["in order", "mlp", "forward"]
+    rows = prepare(dtype="bfloat16").every_row()
+    assert all(row.within for row in rows)
+    row = next(r for r in rows if (r.axis, r.stage, r.direction) == ("packed", "mlp", "forward"))
     assert 1e-4 < row.reference_error < row.allowed < 2e-2
-    assert rows["in order", "embedding", "forward"].equal
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", ["tiny", pytest.param("layer", marks=pytest.mark.alone)])
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_on_a_gpu(model, size, invariant):
+    rows = prepare(model, size, "bfloat16", "cuda", invariant).every_row()
+    assert not [row for row in rows if not row.within]
+    assert torch.cuda.max_memory_allocated() < 60e9
 
 
 # -- the oracle --------------------------------------------------------------------------------------------------------
@@ -144,68 +111,44 @@ def test_values_of_each_stage_beside_float64(made):
     assert made.exact.cells.keys() == made.reference.cells.keys()
     for key, cells in made.exact.cells.items():
         other = made.reference.cells[key]
+        if key[0] not in ("kl", "loss"):  # whose values are float32 by contract
+            assert cells.values.dtype == torch.float64, key
         for a, b in ((other.values, cells.values), (other.gradient, cells.gradient)):
-            if a is not None:
-                a, b = a.double(), b.double()
+            if b is not None:
                 scale = max(float(b.norm()), 0.1 if key[0] in ("kl", "loss") else 0)
-                assert float((a - b).norm()) <= 1e-5 * scale, key
+                assert float((a.double() - b.double()).norm()) <= 1e-5 * scale, key
     assert made.exact.parameters.keys() == made.reference.parameters.keys()
-
-
-def test_the_exact_copy_is_float64_throughout(made):
-    """Its logprobs are what the float32 model's weights give when everything is computed in float64 by hand."""
     wide = exact_copy(made.model, torch.float64)
-    part = padded_alone(wide, made.problem)[3]  # text only
+    batch = alone(made.problem, pad)[3].batch
     with torch.no_grad():
-        found = exact_logprobs(wide, part.batch)
-        again = exact_logprobs(exact_copy(wide, torch.float64), part.batch)
-    assert found.dtype == torch.float64 and torch.equal(found, again)
-    record = run(wide, made.problem, padded_alone(wide, made.problem),
-                 Way(attached=False, logprobs=exact_logprobs))  # fmt: skip
-    for (stage, place), cells in record.cells.items():
-        if stage not in ("kl", "loss"):  # whose values are float32 by contract
-            assert cells.values.dtype == torch.float64, (stage, place)
+        twice = exact_logprobs(exact_copy(wide, torch.float64), batch)
+        assert torch.equal(twice, exact_logprobs(wide, batch))
 
 
 def test_gradients_are_autograds(made):
     """Of the last norm's output, by hand: the head's product of the probabilities' gradient."""
-    problem, model = made.problem, made.model
-    place = ("head", "lm_head")
-    found = made.reference.cells[place]
-    slope = made.reference.cells["loss", "loss"].gradient[:, 0].double()
+    problem = made.problem
     norm = made.reference.cells["rms_norm", "language_model.norm"]
-    first, start = problem.tokens, 0
+    slope = made.reference.cells["logprob", "logprob"].gradient[:, 0]
     for i, sample in enumerate(problem.samples):
-        rows = first[i] + torch.tensor(list(sample.loss_indices)) - 1
+        rows = problem.tokens[i] + torch.tensor(list(sample.loss_indices)) - 1
         hidden = norm.values[rows].double().requires_grad_()
-        logprobs = (hidden @ model.lm_head.weight.double().T).log_softmax(-1)
+        logprobs = (hidden @ made.model.lm_head.weight.double().T).log_softmax(-1)
         targets = torch.tensor(sample.input_ids[list(sample.loss_indices)])
-        chosen = logprobs.gather(1, targets[:, None])[:, 0]
-        (chosen * slope[start : start + len(rows)]).sum().backward()
-        here = (found.at >= start) & (found.at < start + 8)
-        here &= found.at < start + len(rows)
-        mine = found.gradient[found.group[here]].double()
-        wanted = hidden.grad[: len(mine)].detach()
-        assert float((mine - wanted).norm()) <= 1e-5 * float(wanted.norm())
-        start += len(rows)
+        own = slope[problem.loss_tokens[i] : problem.loss_tokens[i + 1]]
+        (logprobs.gather(1, targets[:, None])[:, 0] * own).sum().backward()
+        apart = float((norm.gradient[rows] - hidden.grad).norm())
+        assert apart <= 1e-5 * float(hidden.grad.norm())
 
 
 # -- planted differences -----------------------------------------------------------------------------------------------
 
-
-def scaled(factor):
-    def hook(module, args, output):
-        return output * factor
-
-    return hook
-
-
-PLANTED = {  # in the last layer, or behind the layers: module, and the first stage that shows it
+PLANTED = {  # module, and the stage that shows it first
     "visual.blocks.1": "tower",
     "visual.merger": "projector",
     "language_model.layers.1.self_attn.v_proj": "qkv",
     "language_model.layers.1.self_attn.o_proj": "o",
-    "language_model.layers.1.mlp.down_proj": "mlp",
+    DOWN: "mlp",
     "language_model.norm": "rms_norm",
 }
 
@@ -213,40 +156,18 @@ PLANTED = {  # in the last layer, or behind the layers: module, and the first st
 @pytest.mark.few(3)
 @pytest.mark.parametrize("module, stage", PLANTED.items())
 def test_a_planted_difference_is_named(made, module, stage):
-    """Its stage is the first beyond the contract, forward; what runs before it in that layer is untouched."""
+    """Its stage is beyond the contract at that module, forward; what runs before it is untouched."""
     found = made.model.model.get_submodule(module)
     # before the tape's own hook, as a broken kernel is
-    handle = found.register_forward_hook(scaled(1 + 1e-3), prepend=True)
+    handle = found.register_forward_hook(lambda _, __, out: out * (1 + 1e-3), prepend=True)
     try:
-        record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
+        rows = beyond(made, made.take(parts_of(made, "in order")))
     finally:
         handle.remove()
-    beyond = [key for key in record.cells if off(record, made, key)]
-    order = list(record.cells)
-    assert (stage, module) in beyond
-    first = min(order.index(key) for key in beyond)
-    text = [k for k in order if k[0] not in TOWER]
-    if stage in TOWER:
-        assert order.index((stage, module)) == first
-        return
-    assert text.index((stage, module)) == min(text.index(k) for k in beyond)
-    assert {"head", "logprob", "ratio", "loss"} <= {key[0] for key in beyond}
-    rows = rows_of(made, "packed", "in order", record)
-    assert all(rows[s, "forward"].within for s in (*TOWER, "embedding", "merge"))
-    assert not rows[stage, "forward"].within and rows[stage, "forward"].place == module
-
-
-def off(record, made, key):
-    """Whether a place's values, all of which are there, are further from the exact ones than the reference's may be."""
-    mine, theirs, true = (values_by_row(r.cells[key]) for r in (record, made.reference, made.exact))
-    size = float(true.norm()) or 1.0
-    error, allowed = (float((x - true).norm()) / size for x in (mine, theirs))
-    return error > max(1.5 * allowed, 1e-5)
-
-
-def values_by_row(cells):
-    out = torch.zeros(int(cells.at.max()) + 1, cells.values.shape[1], dtype=torch.float64)
-    return out.index_copy(0, cells.at, cells.values.double())
+    assert rows[stage, "forward"].place == module
+    assert {(s, "forward") for s in ("logprob", "ratio")} <= rows.keys()
+    before = {"tower": (), "projector": TOWER[:1]}.get(stage, (*TOWER, "embedding", "merge"))
+    assert not {(s, "forward") for s in before} & rows.keys()
 
 
 def test_a_difference_of_the_backward_only(made):
@@ -260,85 +181,72 @@ def test_a_difference_of_the_backward_only(made):
 
     handle = layer.register_forward_hook(hook, prepend=True)
     try:
-        rows = rows_of(made, "packed", "in order")
+        rows = beyond(made, made.take(parts_of(made, "in order")))
     finally:
         handle.remove()
-    assert all(row.within for (_, direction), row in rows.items() if direction == "forward")
-    beyond = {stage for (stage, d), row in rows.items() if d == "backward" and not row.within}
-    assert "attention" in beyond and not beyond & {"head", "logprob", "ratio", "kl", "loss"}
+    assert not any(way == "forward" for _, way in rows)
+    stages = {stage for stage, way in rows if way == "backward"}
+    assert "attention" in stages and not stages & set(TOKENS)
 
 
-QKV = "model.visual.blocks.1.attn.qkv"
-DQ = "visual.blocks.*.attn.qkv.weight[q]"
-
-
-@pytest.fixture(scope="module")
-def packed():
-    """Gradients of a healthy run; a test takes a copy of those that it changes."""
-    made = the(MODELS[0])
-    return made, axes_here(made.model)["packed"]["in order"](made.model, made.problem)
-
-
-def with_wrong_dq(record, factor):
-    """The record with the first third of one layer's fused gradient scaled."""
-    whole = record.parameters[f"{QKV}.weight"].clone()
+@pytest.mark.parametrize("factor", [1.3, float("nan")])
+def test_a_wrong_dq_of_the_tower_is_named(made, packed, factor):
+    """The first third of one layer's fused gradient."""
+    whole = packed.parameters[f"{QKV}.weight"]
     whole[: len(whole) // 3] *= factor
-    return dataclasses.replace(record, parameters=record.parameters | {f"{QKV}.weight": whole})
+    rows = beyond(made, packed)
+    assert rows.keys() == {("tower", "weights"), ("tower", DQ)}
+    assert {row.place for row in rows.values()} == {f"{QKV}.weight"}
 
 
-@pytest.mark.parametrize("factor", [1.3, 0.0, float("nan"), float("inf")])
-def test_a_wrong_dq_of_the_tower_is_named(packed, factor):
-    made, record = packed
-    rows = rows_of(made, "packed", "in order", with_wrong_dq(record, factor))
-    assert {key for key, row in rows.items() if not row.within} == {
-        ("tower", "weights"),
-        ("tower", DQ),
-    }
-    for key in (("tower", "weights"), ("tower", DQ)):
-        assert rows[key].place == f"{QKV}.weight"
-    assert rows["tower", DQ].cells[2] == DQ and "BEYOND" in rows["tower", DQ].cells[-1]
-    printed = [cells[2] for cells in ChainReport({}, [*rows.values()]).table(every_kind=False)[1]]
-    assert [name for name in printed if "." in name] == [DQ]
-
-
-def test_a_fault_that_the_norm_of_all_hides(packed):
+def test_a_fault_that_the_norm_of_all_hides(made, packed):
     """A third of the tower's bound of all its weights is many times the bound of one kind."""
-    made, record = packed
-    rows = rows_of(made, "packed", "in order", record)
+    rows = made.rows("packed", "", packed)
+    tower = next(r for r in rows if (r.stage, r.direction, r.kind) == ("tower", "weights", ""))
     name = f"{QKV}.bias"
     true = {n: g for n, g in made.exact.parameters.items() if n.startswith("model.visual.blocks")}
     size = sum(float(g.norm()) ** 2 for g in true.values()) ** 0.5
-    of_kind = float(true[name].chunk(3)[0].norm())
-    whole = record.parameters[name].clone()
-    whole[: len(whole) // 3] *= 1 + 0.3 * rows["tower", "weights"].allowed * size / of_kind
-    wrong = dataclasses.replace(record, parameters=record.parameters | {name: whole})
-    rows = rows_of(made, "packed", "in order", wrong)
-    beyond = [key for key, row in rows.items() if not row.within]
-    assert beyond == [("tower", "visual.blocks.*.attn.qkv.bias[q]")]
-    report = ChainReport({}, list(rows.values()))
-    assert not report.ok
-    assert f"first beyond at {beyond[0][1]}, weights ({name})" in list(report.lines())[1]
+    whole = packed.parameters[name]
+    factor = 1 + 0.3 * tower.allowed * size / float(true[name].chunk(3)[0].norm())
+    whole[: len(whole) // 3] *= factor
+    assert beyond(made, packed).keys() == {("tower", "visual.blocks.*.attn.qkv.bias[q]")}
 
 
-def test_what_must_be_equal_and_is_not(made):
-    """A bound of 0: one step of one value is beyond it."""
-    record = reference(made.model, made.problem)
-    everything = Equal(frozenset(STAGES), frozenset(STAGES))
-    assert all(r.within for r in rows_of(made, "batch", "1", record, everything).values())
+def test_what_must_be_equal_and_is_not(made, packed):
+    """One step of one value where bits must be equal; elsewhere it is bounded."""
     key = ("rotary", "language_model.layers.0.rotary.q")
-    value = record.cells[key].values
+    strict = dataclasses.replace(made, reference=made.take(alone(made.problem)), invariant=True)
+    value = strict.reference.cells[key].values
     value[3, 5] = torch.nextafter(value[3, 5], torch.tensor(9.0))
-    rows = rows_of(made, "batch", "1", record, everything)
-    assert {key for key, row in rows.items() if not row.within} == {("rotary", "forward")}
-    row = rows["rotary", "forward"]
-    assert row.ulps == 1 and row.allowed == 0 and row.place == key[1]
-    assert rows_of(made, "batch", "1", record)["rotary", "forward"].within  # bounded
+    rows = beyond(strict, made.reference)
+    assert rows.keys() == {("rotary", "forward")}
+    assert rows["rotary", "forward"].place == key[1] and rows["rotary", "forward"].allowed == 0
+    assert not beyond(made, strict.reference)
 
 
-def test_a_value_that_is_no_number_is_beyond(made):
-    record = reference(made.model, made.problem)
-    record.cells["o", "language_model.layers.0.self_attn.o_proj"].values[0, 0] = float("nan")
-    assert not rows_of(made, "batch", "1", record)["o", "forward"].within
+@pytest.mark.parametrize("kind", ["a place", "a row", "a gradient", "a weight"])
+def test_what_a_run_lacks_is_beyond(made, packed, kind):
+    key, way = ("mlp", DOWN), "forward"
+    if kind == "a place":
+        del packed.cells[key]
+    elif kind == "a row":
+        packed.cells[key].values[5] = torch.nan
+    elif kind == "a gradient":
+        packed.cells[key], way = Cells(packed.cells[key].values, packed.cells[key].of), "backward"
+    else:
+        del packed.parameters[f"model.{DOWN}.weight"]
+        way = "weights"
+    rows = beyond(made, packed)
+    assert DOWN in rows["mlp", way].place
+    if kind == "a weight":
+        assert rows.keys() == {("mlp", "weights"), ("mlp", "layers.*.mlp.down_proj.weight")}
+
+
+def test_rows_that_a_batch_leaves_out_are_beyond(made):
+    """A sample that no batch has: its rows are missing at every stage."""
+    parts = alone(made.problem)[:3]
+    rows = beyond(made, run(made.model, made.problem, parts))
+    assert {("qkv", "forward"), ("qkv", "backward"), ("head", "forward"), ("kl", "forward")} <= rows.keys()  # fmt: skip
 
 
 @pytest.mark.slow
@@ -350,93 +258,59 @@ def test_a_fault_of_every_layout_is_beyond(monkeypatch):
         return own(name, q, k, v, seen, plan, 1.01 * (scale or q.shape[-1] ** -0.5), *rest, **more)
 
     monkeypatch.setattr(tree_attention, "_attend", steeper)
-    report = chain(Options(axes=["packed"]))
-    beyond = {(r.stage, r.direction) for r in report.beyond if r.axis == "alone"}
-    assert not report.ok and ("attention", "forward") in beyond
-    assert not beyond & {("tower", "forward"), ("merge", "forward")}
+    ways = {(r.stage, r.direction) for r in prepare().beside if not r.within}
+    assert ("attention", "forward") in ways
+    assert not ways & {("tower", "forward"), ("merge", "forward")}
 
 
-def without(kind, record):
-    """The record with something of the second layer left out; the stage and direction that lack it."""
-    key = "mlp", "language_model.layers.1.mlp.down_proj"
-    cells = record.cells[key]
-    if kind == "a place":
-        del record.cells[key]
-    elif kind == "a row":
-        keep = torch.arange(len(cells.at)) != 5
-        cells.values, cells.at, cells.group = cells.values[keep], cells.at[keep], cells.group[keep]
-    elif kind == "rows":
-        cells.values, cells.at = cells.values[:0], cells.at[:0]
-    elif kind == "a gradient":
-        cells.gradient = None
-        return key[0], "backward"
-    else:
-        del record.parameters["model.language_model.layers.1.mlp.down_proj.weight"]
-        return key[0], "weights"
-    return key[0], "forward"
+# -- the command and its benchmark -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["a place", "a row", "rows", "a gradient", "a weight's gradient"])
-def test_what_a_run_lacks_is_beyond(made, kind):
-    record = axes_here(made.model)["packed"]["in order"](made.model, made.problem)
-    stage, direction = without(kind, record)
-    rows = rows_of(made, "packed", "in order", record)
-    row = rows[stage, direction]
-    assert not row.within and "layers.1.mlp.down_proj" in row.place and "BEYOND" in row.cells[-1]
-    if direction == "weights":
-        beyond = {kind for (_, kind), row in rows.items() if not row.within}
-        assert beyond == {"weights", "layers.*.mlp.down_proj.weight"}
+def test_the_command_and_the_benchmarks_rows(made, monkeypatch, tmp_path, capsys):
+    program = importlib.import_module("chain.__main__")
+    monkeypatch.setattr(program, "prepare", lambda **_: made)
+    some = [layout for layout in layouts(made.problem) if layout[0] == "packed"]
+    monkeypatch.setattr(importlib.import_module("chain.layouts"), "layouts", lambda _: some)
+    healthy, off = tmp_path / "0-1.json", tmp_path / "1-1.json"
+    assert main(["--out", str(healthy)]) == 0
+    assert "0 beyond" in capsys.readouterr().out
+    handle = made.model.model.get_submodule(DOWN).register_forward_hook(lambda _, __, x: x * 1.01)
+    try:
+        assert main(["--out", str(off)]) == 1
+    finally:
+        handle.remove()
+    assert f"BEYOND packed in order: mlp forward ({DOWN})" in capsys.readouterr().out
 
-
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
-def test_the_command(tmp_path):
-    out, html = tmp_path / "chain.json", tmp_path / "chain.html"
-    asked = ["--axis", "packed", "--axis", "processor_cache", "--out", out, "--html", html]
-    done = call_mmpack(*asked, main=program.main)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(out.read_text())
-    assert document["ok"] and document["setting"]["model"] == "qwen2.5-vl"
-    assert {row["axis"] for row in document["rows"]} == {
-        "alone",
-        "packed",
-        "processor_cache",
+    rows = json.loads(healthy.read_text())["rows"]
+    table = {(r["stage"], r["pass"], r["kind"] or ""): r for r in BENCH.by_stage(rows)}
+    assert table["embedding", "forward", ""]["packed"] == "equal"
+    own = [r for r in rows if (r["axis"], r["kind"]) == ("packed", DQ)]
+    assert len(own) == 2 and table["tower", "weights", DQ]["packed"] == {
+        "diff": max(r["max_difference"] for r in own),
+        "ulps": max(r["peak_ulps"] for r in own),
+        "of bound": max(r["error"] / r["allowed"] for r in own),
     }
-    assert {row["stage"] for row in document["rows"]} == set(STAGES)
-    assert "OK: " in done.stdout and "qkv" in done.stdout
-    page = html.read_text()
-    assert "packed reversed" in page and "<script" not in page
-    assert DQ in page and any(row.get("kind") == DQ for row in document["rows"])
-    assert "visual." not in done.stdout and "--out and --html show all" in done.stdout
+    run_ = BENCH.Run("qwen2.5-vl", False)
+    first, *_ = BENCH.rows_of(run_, 1, off, "", 2.0)
+    assert first["beyond"] > 0 and first["rows"] == len(rows) and first["device"] == "cpu"
+    assert "did_not_run" in BENCH.rows_of(run_, 7, off, "no such card", 2.0)[0]
 
 
-@pytest.mark.parametrize(
-    "args, said",
-    [
-        (["--model", "gpt"], "model is 'gpt'. Fix: use one of qwen2.5-vl, qwen3-vl, qwen3.5"),
-        (["--axis", "moon"], f"axis is 'moon'. Fix: use one of {', '.join(AXES)}"),
-        (["--dtype", "int8"], "dtype is 'int8'. Fix: use one of float32, bfloat16"),
-        (["--device", "abacus"], "device is 'abacus'. Fix: use 'cpu' or 'cuda'"),
-        (["--tp", "3"], "which 3 ranks don't divide"),
-        (["--layers", "0"], "layers"),
-    ],
-)
-def test_what_the_command_refuses(args, said):
-    done = call_mmpack(*args, main=program.main)
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+def test_a_run_of_the_benchmark_that_fails(tmp_path):
+    """Each is a process of its own; what it said last is its row."""
+
+    class Broken(BENCH.Run):
+        def command(self, out):
+            return [sys.executable, "-c", "import sys; sys.exit('no such card')"]
+
+    rows = BENCH.measured([Broken(model, True) for model in BENCH.MODELS], tmp_path, 2, 1)
+    assert [row["name"] for row in rows] == ["Qwen2.5-VL, invariant", "Qwen3-VL, invariant"]
+    # 1 is also the code of a whole run, whose file is not there
+    assert {row["did_not_run"] for row in rows} == {"no such card"}
 
 
-def test_exit_1_beyond_the_contract(monkeypatch):
-    from chain import compare as compared
-
-    monkeypatch.setattr(compared, "parameter_gradient_bound", lambda *_, **__: 1e-12)
-    done = call_mmpack("--axis", "packed", "--json", main=program.main)
-    document = json.loads(done.stdout)
-    assert done.returncode == 1 and not document["ok"]
-
-
-def test_options():
-    assert set(ONE_PROCESS) < set(AXES)
+def test_what_is_refused():
     with pytest.raises(ArgumentError, match=r"size is 'huge'.*Fix: use one of tiny, layer"):
-        Options(size="huge")
+        prepare(size="huge")
+    with pytest.raises(SystemExit):
+        main(["--model", "gpt"])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack import invariant
@@ -28,15 +29,20 @@ def mlp(rank, ranks, group, dtype):
     return [out.detach(), *(t.grad for t in leaves)], own
 
 
-def run(rank, ranks, rendezvous, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, _, folder):
+    """Groups of two and of four of these processes, whose imports take longest."""
+    for ranks in (2, 4):
+        group = distributed.new_group(list(range(ranks)))
+        if rank < ranks:
+            check(rank, ranks, group, folder)
+        if rank < ranks == 2:
+            with pytest.raises(ArgumentError, match="parts is 1, with 2 ranks"):
+                invariant.row_parallel(torch.ones(1, 4), torch.ones(1, 4), group=group, parts=1)
+
+
+def check(rank, ranks, group, folder):
     for dtype in (torch.float32, torch.bfloat16):
-        (out, to_x, to_first, to_second, to_bias, to_last), own = mlp(
-            rank, ranks, distributed.group.WORLD, dtype
-        )
+        (out, to_x, to_first, to_second, to_bias, to_last), own = mlp(rank, ranks, group, dtype)
         wanted = torch.load(f"{folder}/{dtype}.pt")
         assert torch.equal(out, wanted[0]) and torch.equal(to_x, wanted[1])
         off = [(to_first - wanted[2][own]), (to_second - wanted[3][:, own])]
@@ -45,23 +51,14 @@ def run(rank, ranks, rendezvous, folder):
         assert all(x.abs().max() <= 1e-5 * (1 if dtype == torch.float32 else 1e3) for x in off)
     parts = draw(4, 100, seed=6)
     share = parts.view(ranks, -1, 100)[rank]
-    found = invariant.tree_all_reduce(invariant.tree_sum(share), distributed.group.WORLD)
+    found = invariant.tree_all_reduce(invariant.tree_sum(share), group)
     assert torch.equal(found, invariant.tree_sum(parts))
-    if ranks == 2:
-        with pytest.raises(ArgumentError, match="parts is 1, with 2 ranks"):
-            invariant.row_parallel(
-                torch.ones(1, 4), torch.ones(1, 4), group=distributed.group.WORLD, parts=1
-            )
-    distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_give_the_bits_of_one_process(tmp_path, ranks):
+def test_ranks_give_the_bits_of_one_process(tmp_path):
     for dtype in (torch.float32, torch.bfloat16):
         torch.save(mlp(0, 1, None, dtype)[0], tmp_path / f"{dtype}.pt")
-    torch.multiprocessing.spawn(
-        run, (ranks, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=ranks
-    )
+    spawned(run, 4, tmp_path, str(tmp_path))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack import invariant
@@ -26,22 +27,13 @@ def mlp(rank, ranks, group):
     return out.detach().cpu(), leaves[0].grad.cpu()
 
 
-def run(rank, ranks, rendezvous, folder):
-    torch.cuda.set_device(rank)
-    distributed.init_process_group(
-        "nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def run(rank, ranks, folder):
     found = mlp(rank, ranks, distributed.group.WORLD)
     wanted = torch.load(f"{folder}/one.pt")
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_give_the_bits_of_one_gpu(tmp_path, ranks):
-    if torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} GPUs")
     torch.save(mlp(0, 1, None), tmp_path / "one.pt")
-    torch.multiprocessing.spawn(
-        run, (ranks, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=ranks
-    )
+    spawned(run, ranks, tmp_path, str(tmp_path), on="cuda")

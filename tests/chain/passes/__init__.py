@@ -1,1 +1,0 @@
-"""`python -m chain`: what each layout of a step leaves at each stage of a transformers Qwen-VL."""
