@@ -150,6 +150,8 @@ def policy_loss_kernel(
         exponent = log_ratio
         if KIND == "gspo" or KIND == "gmpo":
             exponent = zeros + sample_ratio
+            if old_logprobs is None:
+                exponent += log_ratio  # 0, or the NaN of a logprob
         ratio = tl.exp(clamp(exponent, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         within = clamp(ratio, ratio_low, ratio_high)
         if KIND == "cispo":
