@@ -71,7 +71,8 @@ def test_an_unknown_code_gets_its_neighbours(given, near, capsys):
     assert out == "" and error.count("\n") == 1 and near in error.partition("Fix: ")[2]
 
 
-def test_without_neighbours_and_without_a_code(capsys):
+def test_without_neighbours_and_without_a_code(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["explain", "zzzzzzzz"]) == 2
     assert "the list that `mmpack explain` prints" in capsys.readouterr().err
     assert main(["explain"]) == 0
