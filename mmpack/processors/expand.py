@@ -197,13 +197,20 @@ def _refuse_others(found: list[str], media: Sequence[Medium]) -> None:
 
 
 def _encoded(unit: Unit, texts: Sequence[str], family: Family, tokenizer: Any) -> np.ndarray:
-    """The ids of `_spelled`; a tokenizer is asked only where there is text."""
-    if any(texts):
-        written = tokenizer(_spelled(unit, texts, family, tokenizer), add_special_tokens=False)
-        return np.asarray(written["input_ids"], dtype=np.int64)
+    """The ids of `_spelled`. The tokenizer may lack the family's ids, but where views have marks of their own."""
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    if family.views is not None:
+        return np.array(ids_of(_spelled(unit, texts, family, tokenizer)), dtype=np.int64)
     pad = family.placeholder_ids[unit[0].modality]
-    marks = _marks(unit, len(texts) - 1, family)
-    return np.array([i for opens, closes in marks for i in (*opens, pad, *closes)], dtype=np.int64)
+    out = ids_of(texts[0])
+    for (opens, closes), behind in zip(
+        _marks(unit, len(texts) - 1, family), texts[1:], strict=True
+    ):
+        out = [*out, *opens, pad, *closes, *ids_of(behind)]
+    return np.array(out, dtype=np.int64)
 
 
 def _spelled(unit: Unit, texts: Sequence[str], family: Family, tokenizer: Any) -> str:
