@@ -19,7 +19,7 @@ NEXT = {  # what to do with the files in the folder `{}`
     "trl": "pip install 'mmpack[smoke,trl]', then: python {}/train.py",
     "verl": "pip install 'mmpack[smoke,verl,data]', set your model in {0}/grpo.yaml, then: bash {0}/run.sh",
     "openrlhf": "pip install 'mmpack[smoke,openrlhf]' and vLLM, then: MODEL=… bash {}/run.sh",
-    "vime": "pip install 'mmpack[smoke]' where vime is, then: VIME_DIR=… MODEL=… bash {}/run.sh",
+    "vime": "pip install 'mmpack[smoke]' where vime is, then: VIME_DIR=… MEGATRON_DIR=… MODEL=… bash {}/run.sh",
 }
 
 

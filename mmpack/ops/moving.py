@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -30,14 +31,15 @@ def moved_to(value: Any, move: Move) -> Any:
     return value
 
 
-class Moving:
+class Moving(ABC):
     """Base: a plan's tensors move, and what was made for this process or device is left behind."""
 
     unresolved: ClassVar[dict[str, Any]] = {}  # the fields of what is left behind, empty
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
-        raise NotImplementedError
+        """The device of the plan's tensors."""
 
     def to(self: Self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The plan with its tensors on `device`; this one, resolved or not, if they are there."""

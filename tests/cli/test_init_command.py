@@ -231,7 +231,7 @@ def test_the_command_for_vime(tmp_path):
     model = tmp_path / "vime/scripts/models/qwen3-4B.sh"
     model.parent.mkdir(parents=True)
     model.write_text("MODEL_ARGS=(--num-layers 36 --rotary-base ${MODEL_ARGS_ROTARY_BASE})")
-    where = {"VIME_DIR": tmp_path / "vime", "MODEL": "/a/model"}
+    where = {"VIME_DIR": tmp_path / "vime", "MEGATRON_DIR": tmp_path, "MODEL": "/a/model"}
     words = started_command(tmp_path, "ray", "--lr", "1e-5", **where)
     separator = words.index("--")
     assert words[:2] == ["job", "submit"] and words[separator + 1 : separator + 3] == [

@@ -1,14 +1,15 @@
 #!/bin/bash
-# Make the rows, then train, with a checkout of vime and Ray running: VIME_DIR=… MODEL=… bash run.sh
+# Make the rows, then train, with a checkout of vime and Ray running: VIME_DIR=… MEGATRON_DIR=… MODEL=… bash run.sh
 # Options after it go to vime. What is not here is vime's default.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-: "${VIME_DIR:?the folder of your checkout of vime}" "${MODEL:?the folder of a checkpoint, as transformers writes it}"
+: "${VIME_DIR:?the folder of your checkout of vime}" "${MEGATRON_DIR:?the folder of your checkout of Megatron-LM}"
+: "${MODEL:?the folder of a checkpoint, as transformers writes it}"
 [ -f "$here/train.jsonl" ] || python "$here/data.py"
 
 # of your model, as in vime's scripts/models: it sets MODEL_ARGS. This is that of Qwen3-VL-4B
 MODEL_ARGS_ROTARY_BASE=5000000 source "$VIME_DIR/${MODEL_SCRIPT:-scripts/models/qwen3-4B.sh}"
-environment="{\"env_vars\": {\"PYTHONPATH\": \"$here:${MEGATRON_DIR:-/root/Megatron-LM}\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}"
+environment="{\"env_vars\": {\"PYTHONPATH\": \"$here:$MEGATRON_DIR\", \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\"}}"
 options=(
   --custom-megatron-init-path mmpack.adapters.vime.enable # the one flag of mmpack
   --hf-checkpoint "$MODEL"
