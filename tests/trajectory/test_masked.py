@@ -5,7 +5,6 @@ import pytest
 from support.trajectories import scored_of_samples
 
 import mmpack as mp
-from mmpack.errors import ArgumentError, LayoutError
 from mmpack.schema.spans import Score
 from mmpack.trajectory import from_masked, to_samples
 
@@ -26,28 +25,14 @@ def row(processor, picture):
     response = [*answers[0], *first, *answers[1], *last]
     mask = [1] * 3 + [0] * len(first) + [1] * 2 + [0] * len(last)
     logprobs = [-0.5 * m for m in mask]
-    return {
-        "prompt": prompt,
-        "response": response,
-        "mask": mask,
-        "logprobs": logprobs,
-        "media": shots,
-        "answers": answers,
-        "last": len(last),
-    }
+    out = {"prompt": prompt, "response": response, "mask": mask, "logprobs": logprobs}
+    return out | {"media": shots, "answers": answers, "last": len(last)}
 
 
 def read(row, processor, **options):
-    fields = {"media": row["media"], "logprobs": row["logprobs"], **options}
-    return from_masked(
-        row["prompt"],
-        row["response"],
-        row["mask"],
-        processor,
-        trajectory_id="e",
-        group_id="g",
-        **fields,
-    )
+    fields = {"media": row["media"], "logprobs": row["logprobs"], "trajectory_id": "e"}
+    about = fields | {"group_id": "g"} | options
+    return from_masked(row["prompt"], row["response"], row["mask"], processor, **about)
 
 
 def test_runs_of_the_mask_are_turns(row, processor):
@@ -87,38 +72,3 @@ def test_a_row_cut_within_its_last_picture(row, processor):
         (sample,) = to_samples(read(short, processor, logprobs=None))
         assert len(sample.media) == 2 and sample.rollout_logprobs is None
         assert mp.validate(sample) == []
-
-
-def test_single_placeholders_are_expanded(row, processor):
-    def single(ids):
-        keep = [k for k, i in enumerate(ids) if i != 151655 or ids[k - 1] != 151655]
-        return keep, [ids[k] for k in keep]
-
-    at, response = single(row["response"])
-    short = {**row, "prompt": single(row["prompt"])[1], "response": response}
-    short |= {name: [row[name][k] for k in at] for name in ("mask", "logprobs")}
-    a, b = (to_samples(read(r, processor, expanded=r is row)) for r in (short, row))
-    assert a == b
-
-
-def test_other_rows_are_refused(row, processor):
-    calls = [
-        ({"mask": row["mask"][:-1]}, "mask has shape"),
-        ({"mask": [2] * len(row["mask"])}, "expected 0 or 1"),
-        ({"mask": ["1"] * len(row["mask"])}, "expected 0 or 1"),
-        ({"mask": None}, "mask has shape"),
-        ({"mask": [0] * len(row["mask"])}, "'e' has no sampled id"),
-        ({"logprobs": [0.0]}, "logprobs has shape"),
-        ({"logprobs": [float("nan")] * len(row["mask"])}, "nan"),
-        ({"logprobs": "x"}, "logprobs has shape"),
-        ({"logprobs": [10**400] * len(row["mask"])}, "logprobs has shape"),
-        ({"mask": [10**400] * len(row["mask"])}, "expected 0 or 1"),
-        ({"prompt": [10**9]}, "the vocabulary has ids"),
-    ]
-    for change, message in calls:
-        with pytest.raises(ArgumentError, match=message):
-            read({**row, **change}, processor)
-    with pytest.raises(LayoutError, match="MM104"):
-        read({**row, "media": row["media"][:1]}, processor)
-    with pytest.raises(ArgumentError, match="expanded is"):
-        read(row, processor, expanded="yes")
