@@ -1,7 +1,6 @@
 """What a test sets is put back, also where its teardown fails; `--cases` and `few`."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +75,6 @@ def test_of_two_parameters(a, b, c):
     ("options", "counts"),
     [
         (["-m", "not slow and not rest", "--cases", "3"], "11 passed, 24 deselected"),
-        (["-m", "not slow and not rest"], "21 passed, 14 deselected"),
         (["-m", "slow or rest"], "14 passed, 21 deselected"),
     ],
 )
@@ -107,11 +105,3 @@ def test_tf32_is_put_back(allowed):
     finally:
         for holder, value in zip(holders, before, strict=True):
             holder.allow_tf32 = value
-
-
-def test_no_test_leaves_torch_backends_to_monkeypatch():
-    """Since pytest 9.2 it deletes what is in no object's `__dict__`: there, that fails."""
-    pattern = re.compile(r"\.(?:set|del)attr\(\s*[\"']?torch\.backends\b")
-    assert pattern.search('monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)')
-    files = [path for path in TESTS.rglob("*.py") if path != Path(__file__).resolve()]
-    assert [path.name for path in files if pattern.search(path.read_text(encoding="utf-8"))] == []

@@ -76,14 +76,6 @@ def test_pages_import_what_exists(page):
     assert [name for name in sorted(names) if not exists(name)] == []
 
 
-def test_the_patterns_find_something():
-    readme = ROOT / "README.md"
-    assert len(LINK.findall(readme.read_text(encoding="utf-8"))) > 5
-    assert "policy_loss" in found(r"\bmp\.([A-Za-z_]\w*)", readme)
-    assert in_code(r"\bmmpack ([a-z]\w*)", ROOT / "docs/cli.md") == FIRST_WORDS
-    assert {"docs", "test"} <= in_code(r"\bmake ([a-z-]+)", readme)
-
-
 def test_the_page_of_causes_lists_each_with_its_fix():
     rows = re.findall(
         r'^\| <a id="(\w+)"></a>`\1` \| .+ \| (.+) \|$',

@@ -159,15 +159,3 @@ def test_counts_are_those_of_the_results():
         row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         assert row["stock"].keys() == row["mmpack"].keys() == {"rows", "patches"}
         assert all(row["mmpack"][part] < row["stock"][part] / 2 for part in row["stock"]), name
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
-@pytest.mark.parametrize("name", ["trl", "trainer", "accelerate"])
-def test_counts_are_counted_again(name):
-    """Those that need no environment of their own."""
-    pytest.importorskip("accelerate")
-    frameworks = benchmark("frameworks")
-    row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    counted = frameworks.RUNNERS[name][0](frameworks.rollout())
-    assert counted == (row["stock"], row["mmpack"])

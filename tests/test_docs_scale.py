@@ -86,7 +86,3 @@ def test_switches_exist(package):
     text = "\n".join(text_of(package, sources(package)))
     names = [name for of, name in switches() if of == package]
     assert names and [n for n in names if n not in text] == []
-
-
-def test_every_package_of_the_table_is_known():
-    assert {package for package, _ in switches()} == {*PLACES, "megatron"}

@@ -84,24 +84,6 @@ def test_equal_charts_are_equal_bytes_whatever_a_user_s_settings_are():
     assert not re.search(r"\d{4}-\d\d-\d\d|Matplotlib v", before)
 
 
-def luminance(colour):
-    """WCAG 2.2, relative luminance."""
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("night", [0, 1])
-def test_contrast(night):
-    """WCAG 2.2 AA: 4.5 for text, 3 for what must be seen to understand."""
-    paper = luminance(draw.COLOURS["paper"][night])
-    for name, both in draw.COLOURS.items():
-        light, dark = sorted((luminance(both[night]), paper), reverse=True)
-        least = {"paper": 1, "grid": 1, "ink": 4.5, "quiet": 4.5}.get(name, 3)
-        assert (light + 0.05) / (dark + 0.05) >= least, name
-    assert len({both[0] for both in draw.COLOURS.values()}) == len(draw.COLOURS)
-
-
 @cache
 def font(bold, size):
     """The file that matplotlib brings."""
@@ -139,33 +121,6 @@ def test_every_report_has_a_chart_and_every_page_begins_with_it():
     for name in [*RESULTS, "step"]:
         page = (RENDER.ROOT / RENDER.OPS / f"{name}.md").read_text(encoding="utf-8")
         assert page.splitlines()[2].endswith(f"]({name}.svg)")
-
-
-def test_every_benchmark_of_a_gpu_has_a_chart():
-    """Else the page of its report can't be made, once there is one."""
-    scripts = (RENDER.RESULTS.parent).glob("*.py")
-    found = [
-        re.search(r'gpu\.arguments\(\s*"(\w+)"', s.read_text(encoding="utf-8")) for s in scripts
-    ]
-    names = {match[1] for match in found if match}
-    assert len(names) > 10 and names <= set(RENDER.CHARTS)
-
-
-def test_a_fitted_cost_beside_what_was_measured():
-    """As benchmarks/cost_model.py writes it: of the only micro-batch of a kind there is no bar."""
-    row = {"workload": "geo", "samples": 8, "layout": "shared", "seconds": 2.0, "left_out": 0.9}
-    alone = row | {"samples": 1, "layout": "plain", "left_out": None}
-    chart = RENDER.CHARTS["cost_model"]({"rows": [{"section": "Fit"}, row, alone]})
-    bars = draw._bars(chart.panels)
-    assert [(bar.value, bar.text) for bar in bars] == [
-        (0.9, "0.90 × 2.00 s"),
-        (None, "2.00 s, not left out"),
-    ]
-
-
-def test_a_report_without_a_headline_s_row_is_named():
-    with pytest.raises(ValueError, match="no row of"):
-        pick.one([{"name": "a"}], name="mmpack recompute")
 
 
 def test_misses_are_drawn_as_missed():

@@ -33,22 +33,8 @@ def main(request, monkeypatch, tmp_path):
     return run
 
 
-def test_results_stay_as_they_are(main, tmp_path, capsys):
-    main()
-    assert capsys.readouterr().out == '{"seconds": 0.1235}\n'
-    assert [*(tmp_path / "results").iterdir()] == []
-
-
 def test_a_named_file_is_written(main, tmp_path):
     main("--out", str(tmp_path / "out.json"))
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["device"] == "CPU" and report["rows"] == [{"seconds": 0.1235}]
     assert [*(tmp_path / "results").iterdir()] == []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_row_is_said_by_the_first_rank(monkeypatch, capsys, rank):
-    several = benchmark("several")
-    monkeypatch.setattr(several.distributed, "get_rank", lambda: rank)
-    several.say({"seconds": 0.123456})
-    assert capsys.readouterr().err == ("" if rank else '{"seconds": 0.1235}\n')

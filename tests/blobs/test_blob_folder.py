@@ -5,10 +5,8 @@ import json
 import os
 import pickle
 import random
-import resource
 import subprocess
 import sys
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -55,14 +53,6 @@ def test_tensors(store, dtype):
     assert torch.equal(torch.as_tensor(store[key(0)]), values[::2])
 
 
-def test_a_mapping_as_pack_reads_it(store):
-    store.put(key(0), pixels(0))
-    assert store.get(key(1)) is None and store.get(key(1), 5) == 5
-    with pytest.raises(KeyError):
-        store[key(1)]
-    assert dict(store).keys() == {key(0)}
-
-
 def private() -> int:
     """KB of this process that no other shares."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -90,18 +80,6 @@ def test_an_array_outlives_its_file_and_store(tmp_path):
         store.release()
         assert store.remove([key(0), key(1)]) == 1 and len(store) == 0
     assert np.array_equal(read, pixels(0))
-
-
-def test_more_arrays_than_open_files(store):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for i in range(100):
-        store.put(key(i), pixels(i))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
-    try:
-        read = [store[key(i)] for i in range(100)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert all(np.array_equal(x, pixels(i)) for i, x in enumerate(read))
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other", "no head"])
@@ -217,16 +195,6 @@ def test_what_is_held_stays_and_is_told_when_nothing_else_can_go(tmp_path):
         assert set(store) == {key(0), key(2)}
 
 
-def test_two_puts_are_released_twice(tmp_path):
-    with BlobFolder(tmp_path, max_bytes=SIZE) as store:
-        for _ in range(2):
-            store.put(key(0), pixels(0))
-        store.release([key(0)])
-        assert store.remove([key(0)]) == 0
-        store.release([key(0), key(5)])
-        assert store.remove([key(0)]) == 1
-
-
 @pytest.mark.parametrize("end", ["release", "kill"])
 def test_another_process_holds_until_it_lets_go_or_dies(tmp_path, end):
     with (
@@ -244,22 +212,6 @@ def test_another_process_holds_until_it_lets_go_or_dies(tmp_path, end):
         assert np.array_equal(store[key(0)], pixels(0))
         store.put(key(1), pixels(1))
         assert set(store) == {key(1)}
-
-
-def test_a_fork_holds_nothing_of_its_parents(store):
-    store.put(key(0), pixels(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks of a process with threads
-        child = os.fork()
-    if not child:
-        try:
-            store.release([key(0)])
-            store.put(key(1), pixels(1))
-            os._exit(store.remove([key(0)]))
-        finally:
-            os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store.remove([key(0)]) == 0 and store.remove([key(1)]) == 1
 
 
 # the limit of a file's size stands for a full disk, which needs no rights to be made

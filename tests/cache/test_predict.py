@@ -64,9 +64,7 @@ def test_a_full_cache_gives_away_what_was_freed_first():
     [
         ({"block_size": 0}, "block_size is 0"),
         ({"adapters": ["a", "b"]}, "2 adapters, for 1 samples"),
-        ({"adapters": "a"}, "adapters is of type str"),
         ({"adapters": 5}, "adapters is of type int"),
-        ({"adapters": [5]}, "an adapter is of type int"),
         ({"media_key": "sha256"}, "media_key is of type str"),
         ({"num_blocks": 2}, "needs more than the 2 blocks"),
         ({"num_blocks": 9, "together": True}, "one after the other"),
@@ -85,7 +83,5 @@ def test_wrong_arguments_are_named(about, said):
     recorded.media[0].metadata = {"vllm_hash": 7}
     with pytest.raises(ArgumentError, match=r"'vllm_hash'.*of type int"):
         predict_cached_tokens([recorded])
-    with pytest.raises(ArgumentError, match="a sample is None"):
-        predict_cached_tokens([None])
     with pytest.raises(ArgumentError, match="media_key gives is of type int"):
         predict_cached_tokens([make_sample([("image", (1, 4, 6))])], media_key=lambda medium: 5)

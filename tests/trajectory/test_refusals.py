@@ -12,6 +12,7 @@ from support.samples import make_sample
 from support.trajectories import episode, grown, screen, shot
 
 import mmpack as mp
+import mmpack.adapters.verl
 from mmpack.errors import ArgumentError, LayoutError, TraceError
 from mmpack.schema import actions as a
 from mmpack.schema.ragged import Ragged
@@ -32,8 +33,7 @@ from mmpack.trajectory import (
     truncate,
     window,
 )
-from mmpack.trajectory.actions.formats import read_action, write_action
-from mmpack.trajectory.actions.formats.openai import read_tool_call
+from mmpack.trajectory.actions.formats import read_action, read_tool_call, write_action
 
 PAD, EOS = 151655, 151645
 
@@ -315,3 +315,12 @@ def test_readers_of_actions():
     refused(lambda: find(sample, words.__getitem__, system="pixels"), "pixels")
     sample.loss_spans[0].stop = 10**6
     refused(lambda: find(sample, words.__getitem__), "MM201")
+
+
+@pytest.mark.adapter
+@pytest.mark.parametrize("value", ["1", [], object()], ids=str)
+def test_scores_of_verl_are_numbers(processor, value):
+    """A text that reads as a number is none: it would be trained on."""
+    row = {"prompt_ids": [5], "response_ids": [7], "response_mask": [1]}
+    bad = row | {"reward_score": value}
+    refused(lambda: mp.adapters.verl.to_trajectories([bad], processor), "reward_score is .+ number")

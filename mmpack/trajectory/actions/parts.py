@@ -17,7 +17,8 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.token_text import TokenText, token_text
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LOSS_KINDS, LossSpan
-from mmpack.trajectory.actions.formats import Call, Format, get_format
+from mmpack.trajectory.actions.formats import get_format
+from mmpack.trajectory.actions.qwen import Call, Format
 
 THINK = ("<think>", "</think>")
 _BEFORE = 16  # tokens before a turn in which a prompt may have opened a thought

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from support.samples import make_medium, make_sample
 
 import mmpack as mp
-from mmpack.schema.actions import read_action
+from mmpack.schema.actions import Click, Swipe, Type, read_action
 from mmpack.trajectory import (
-    Click,
-    Swipe,
-    Type,
     action_text,
     annotate_actions,
     check_actions,
@@ -301,7 +298,9 @@ HOSTILE = {
     "deep": "<tool_call>" + "[" * 100_000 + "]" * 100_000 + "</tool_call>",
     "deep objects": "<tool_call>" + '{"a":' * 100_000 + "</tool_call>",
     "a long string": '<tool_call>{"name": "' + "x" * 10**6 + '", "arguments": {}}</tool_call>',
-    "members": "<tool_call>{" + ",".join(f'"n{k // 2}": 1' for k in range(3 * 10**4)) + "}</tool_call>",
+    "members": "<tool_call>{"
+    + ",".join(f'"n{k // 2}": 1' for k in range(3 * 10**4))
+    + "}</tool_call>",
     "openings": "<tool_call>" * 10_000,
     "thoughts and calls": "<think></think><tool_call>" * 5_000,
     "quotes": '<tool_call>"' * 5_000 + "</tool_call>",

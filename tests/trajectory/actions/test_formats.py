@@ -18,7 +18,7 @@ from mmpack.trajectory import (
     write_tool_call,
 )
 from mmpack.trajectory.actions.formats import FORMATS
-from mmpack.trajectory.actions.formats.qwen import TOOLS
+from mmpack.trajectory.actions.qwen import TOOLS
 
 SCHEMA = jsonschema.Draft202012Validator(action_schema())
 NUMBERS = st.integers(-5000, 5000).map(float) | st.floats(allow_nan=False, allow_infinity=False)
