@@ -102,6 +102,7 @@ def cannot_run(name):
 COMPILED = [pytest.param(n, marks=pytest.mark.slow) for n in PEERS if "compiled" in n]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [n for n in PEERS if "compiled" not in n and n != "padded"] + COMPILED
 )

@@ -19,15 +19,15 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "sglang": {"sglang": ["sglang", "transformers"]},
     "transformers": {"transformers-*": ["transformers"], "": ["transformers"]},
     "torch": {"": ["torch"]},
-    "tensordict": {"plane": ["tensordict"]},
-    "transfer_queue": {"plane": ["TransferQueue"]},
-    "ray": {"plane": ["ray"]},
+    "tensordict": {"together": ["tensordict"]},
+    "transfer_queue": {"together": ["TransferQueue"]},
+    "ray": {"together": ["ray"]},
     "datasets": {"": ["datasets"]},
-    "trl": {"": ["trl", "transformers"], "deepspeed": ["deepspeed"]},
+    "trl": {"": ["trl", "transformers"], "together": ["deepspeed"]},
     "verl": {"verl": ["verl", "transformers"]},
     "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},
-    "renderers": {"renderers": ["renderers"]},
-    "trackio": {"logging": ["trackio"]},
+    "renderers": {"together": ["renderers"]},
+    "trackio": {"together": ["trackio"]},
     "prime_rl": {},
     "skyrl": {},
     "vime": {},
@@ -78,7 +78,7 @@ def docstring_line(adapter: str) -> str:
 
 
 def tried_with(adapter: str) -> str:
-    """Packages and versions; several of one package as `transformers 5.8.1, 5.17.0`."""
+    """Packages and versions; several of one package as `transformers 5.8.1, 5.19.0`."""
     found: dict[str, set[str]] = {}
     for name, packages in TRIED[adapter].items():
         files = sorted((ROOT / "constraints").glob(f"{name}.txt")) if name else [None]
