@@ -25,7 +25,7 @@ _HOME = {
     "mmpack.trajectory.truncation": ("Context", "truncate", "window"),
     "mmpack.trajectory.groups": ("group_index", "trajectory_groups", "trajectory_index"),
     "mmpack.trajectory.branching": ("branches",),
-    "mmpack.trajectory.records": ("Record", "from_masked", "from_records"),
+    "mmpack.trajectory.records": ("Record", "from_records"),
     "mmpack.trajectory.chat": ("from_calls", "from_chat"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -21,7 +21,7 @@ from mmpack.processors.wrap import Processor
 from mmpack.processors.written import check_turn
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn
+from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn, made_with
 
 # OpenAI's reasons and vLLM's -> those of Sample
 FINISH = {
@@ -124,7 +124,7 @@ def from_chat(
             )
         )
         begin = k + 1
-    return _trajectory(trajectory_id, group_id, turns, processor, fields)
+    return made_with(processor, trajectory_id, group_id, turns, fields)
 
 
 def from_calls(
@@ -193,24 +193,7 @@ def from_calls(
                     metadata={"reencoded": marks} if marks else {},
                 )
             )
-    return _trajectory(trajectory_id, group_id, turns, processor, fields)
-
-
-def _trajectory(
-    trajectory_id: str,
-    group_id: str,
-    turns: list[Turn],
-    processor: Processor,
-    fields: dict[str, Any],
-) -> Trajectory:
-    return Trajectory(
-        trajectory_id,
-        group_id,
-        processor.family.name,
-        turns,
-        processor=processor.settings,
-        **fields,
-    )
+    return made_with(processor, trajectory_id, group_id, turns, fields)
 
 
 def _messages(given: Any, where: str) -> list[dict[str, Any]]:

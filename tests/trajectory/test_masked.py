@@ -6,7 +6,7 @@ from support.trajectories import scored_of_samples
 
 import mmpack as mp
 from mmpack.schema.spans import Score
-from mmpack.trajectory import from_masked, to_samples
+from mmpack.trajectory import Record, from_records, to_samples
 
 EOS = 151645
 
@@ -29,10 +29,10 @@ def row(processor, picture):
     return out | {"media": shots, "answers": answers, "last": len(last)}
 
 
-def read(row, processor, **options):
-    fields = {"media": row["media"], "logprobs": row["logprobs"], "trajectory_id": "e"}
-    about = fields | {"group_id": "g"} | options
-    return from_masked(row["prompt"], row["response"], row["mask"], processor, **about)
+def read(row, processor, **fields):
+    given = {"media": row["media"], "logprobs": row["logprobs"]} | fields.pop("about", {})
+    record = Record(row["prompt"], row["response"], row["mask"], **given)
+    return from_records([record], processor, trajectory_id="e", group_id="g", **fields)
 
 
 def test_runs_of_the_mask_are_turns(row, processor):
@@ -57,18 +57,10 @@ def test_runs_of_the_mask_are_turns(row, processor):
     assert scored_of_samples(to_samples(trajectory, merge=False)) == scored_of_samples([sample])
 
 
-def test_what_came_back_last_is_kept_where_asked(row, processor):
-    (sample,) = to_samples(
-        read(row, processor, keep_last_observation=True), keep_last_observation=True
-    )
-    assert sample.input_ids.tolist() == [*row["prompt"], *row["response"]]
-    assert len(sample.media) == 3 and mp.validate(sample) == []
-
-
 def test_a_row_cut_within_its_last_picture(row, processor):
     """verl cuts rows at response_length and keeps all images."""
     for cut in range(1, row["last"] - 3):  # one placeholder is left
         short = {**row, **{k: row[k][: len(row["response"]) - cut] for k in ("response", "mask")}}
-        (sample,) = to_samples(read(short, processor, logprobs=None))
+        (sample,) = to_samples(read(short, processor, about={"logprobs": None}))
         assert len(sample.media) == 2 and sample.rollout_logprobs is None
         assert mp.validate(sample) == []

@@ -24,7 +24,6 @@ from mmpack.trajectory import (
     Turn,
     from_calls,
     from_chat,
-    from_masked,
     from_records,
     from_samples,
     group_index,
@@ -110,7 +109,7 @@ def test_trajectories_and_their_samples():
         ({"mask": [1]}, "mask has shape"),
         ({"mask": [2, 1]}, "expected 0 or 1"),
         ({"mask": [10**400, 1]}, "expected 0 or 1"),
-        ({"logprobs": [-1.0]}, "logprobs has shape"),
+        ({"logprobs": [-1.0]}, "logprobs is of shape"),
         ({"logprobs": [math.nan, -1.0]}, "nan"),
         ({"media": "x"}, "media is of type str"),
         ({"policy_versions": 1.5}, "policy_versions is of type float"),
@@ -118,6 +117,7 @@ def test_trajectories_and_their_samples():
         ({"policy_versions": ["v"]}, r"policy_versions\[0\] is of type str"),
         ({"kept_ids": [[3]]}, "kept_ids has 1 lists for 2 response ids"),
         ({"kept_ids": 3}, "lists is of type int"),
+        ({"kept_ids": [[3], []]}, "kept_ids is empty at a response id that was sampled"),
         ({"teachers": {"t": [[3], [4]]}}, "teachers"),
         ({"routed_experts": [1]}, r"values is int64 \[1\]"),
         ({"routed_experts": [[[1]]]}, "routed_experts end at token 1, but the answer at 4"),
@@ -149,9 +149,7 @@ def test_lists_of_records_and_rows():
     refused(lambda: from_records([shown], wrapped(), **about), "MM104", LayoutError)
     wide = Record([1, 2], [3], routed_experts=np.array([[[300, 1]]] * 3))
     refused(lambda: from_records([wide], wrapped(), num_experts=128, **about), "128 experts")
-    refused(lambda: from_masked([1], [2], None, wrapped(), **about), "mask has shape")
-    refused(lambda: from_masked([1], [2], [0], wrapped(), **about), "'e' has no sampled id")
-    refused(lambda: from_masked([1], [2], [1], wrapped(), expanded="yes", **about), "expanded is")
+    refused(lambda: from_records([good], wrapped(), expanded="yes", **about), "expanded is")
 
 
 def test_groups():
