@@ -30,7 +30,7 @@ PackedRows = tuple[Hashable, int, int]
 
 @dataclass
 class PrefixStats:
-    """What an index was asked since it was made, in tokens and blocks, and what it holds now."""
+    """Counts of an index since it was made, in tokens and blocks, and what it holds now."""
 
     asked_tokens: int = 0
     hit_tokens: int = 0
@@ -72,9 +72,9 @@ class _Block:
 
 
 class PrefixIndex:
-    """At most `max_bytes` of KV, in blocks; what nobody holds and was used least recently is dropped first.
+    """Index of at most `max_bytes` of KV, in blocks; evicts unheld blocks, least recently used first.
 
-    Of one prefix the end is dropped before its beginning.
+    The end of a prefix is evicted before its beginning.
 
     A block is found only once what it names is written (`reserve`), and stays while it is held (`hold`). Threads may
     share an index. A process has its own: one that is forked or unpickled begins empty, for its KV is its own too.
@@ -283,7 +283,7 @@ class PrefixIndex:
         self._lock = lock  # others may wait for it
 
     def _limit(self, what: str, keys: PrefixKeys, limit: int | None) -> int:
-        """How many blocks may be read."""
+        """Return how many blocks may be read."""
         if not isinstance(keys, PrefixKeys):
             raise ArgumentError(
                 f"PrefixIndex.{what}: keys is {kind_of(keys)}, expected PrefixKeys. Fix: pass index.keys(sample, …)"

@@ -1,4 +1,4 @@
-"""How many tokens of each prompt an engine takes from its prefix cache: vLLM's rules, without an engine (numpy).
+"""Predict the tokens of each prompt that an engine takes from its prefix cache, by vLLM's rules (numpy).
 
 Only whole blocks are cached, and never is the last token of a prompt taken, for its logits are needed. Blocks are the
 same if their ids are, the media in them, at their places, and all before.
@@ -137,7 +137,7 @@ class _Blocks:
         return block
 
     def _give_back(self, own: list[int]) -> None:
-        """Those without a key are used again first; of the others the last of a request."""
+        """Free blocks: those without a key are reused first, then a request's last ones."""
         if self.num_blocks is None:
             return
         bare = [b for b in reversed(own) if b not in self.key_of]
@@ -180,7 +180,7 @@ def _names(adapters: Any, count: int) -> list[str]:
 def _engine_keys(
     sample: Sample, block_size: int, adapter: str, media_key: Callable[[Medium], str] | None
 ) -> list[bytes]:
-    """As an engine's, without positions: they follow from ids and media."""
+    """Return an engine's keys: without positions, which follow from ids and media."""
     places = [
         (start, stop, hashlib.sha256(_told(media_key, sample.media[m])).digest())
         for start, stop, m in occurrences(sample)

@@ -1,4 +1,4 @@
-"""`branches`: how the context of each turn stands to what came before it, token by token and picture by picture.
+"""`branches`: how the context of each turn relates to what came before it, token by token and picture by picture.
 
 A context goes on from a history if it begins with all of it. Where it does not, the two part at a position.
 """
@@ -72,13 +72,13 @@ class Branch:
         return f"{where}: {self.removed} ids of the history, {self.put} in the context"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the fields as JSON values."""
         out = asdict(self)
         return out | {"answer": None if self.answer is None else list(self.answer)}
 
 
 def branches(trajectory: Trajectory) -> list[Branch]:
-    """How each turn stands to the turns before it, in their order.
+    """Return how each turn relates to the turns before it, in their order.
 
     Nothing is glued: only a turn that goes on is in one sample with its parent. All others begin a sample of their own,
     which a pack with `share_prefix=True` computes from `position` on.
@@ -157,14 +157,14 @@ def _branch(k: int, turns: list[Turn], nodes: list[Node], rows: list[np.ndarray]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many items of two rows are equal from the first one on."""
+    """Return how many leading items of two rows are equal."""
     length = min(len(a), len(b))
     unlike = a[:length] != b[:length]
     return int(unlike.argmax()) if unlike.any() else length
 
 
 def _difference(history: np.ndarray, context: np.ndarray) -> tuple[int, int | None]:
-    """How much of `history` is not in `context`, and what stands there in place of it; None if no end of it does."""
+    """Return how much of `history` is not in `context`, and how much replaces it; None if no end of it comes back."""
     if not len(context):
         return len(history), 0
     best, put = 0, None

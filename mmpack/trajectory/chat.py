@@ -38,7 +38,7 @@ TOKEN = re.compile("token_id:([0-9]{1,18})")
 
 
 class Answer(NamedTuple):
-    """What the policy wrote: ids, logprobs [n] or None, and whether the ids are the log's own."""
+    """Answer of the policy: ids, logprobs [n] or None, and whether the ids are the log's own."""
 
     ids: np.ndarray
     logprobs: Any
@@ -271,7 +271,7 @@ def _media_of(
 def _answer(
     holder: Mapping[str, Any], message: Mapping[str, Any], processor: Processor, where: str
 ) -> Answer | None:
-    """What was sampled, if the log has its ids."""
+    """Return what was sampled, if the log has its ids."""
     recorded = holder.get("logprobs")
     content = recorded.get("content") if isinstance(recorded, Mapping) else None
     if content is not None and not (
@@ -314,7 +314,7 @@ def _answer_text(
     template_kwargs: dict[str, Any] | None,
     k: int,
 ) -> str:
-    """What the template writes for an answer behind its generation prompt, with the end of turn."""
+    """Return what the template writes for an answer after its generation prompt, with the end of turn."""
     options = template_options(template_kwargs, prompt=True)
     count = len(before)
     asked = processor.prompts.rendered(

@@ -1,4 +1,4 @@
-"""What a record says of its tokens, checked: lists, versions, rewards, routes. R counts the ids of its response."""
+"""Columns of a record, checked: lists, versions, rewards, routes. R counts the ids of its response."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
 def rewards_of(
     record: Record, runs: Sequence[tuple[int, int]], count: int, where: str
 ) -> list[list[Paid]]:
-    """What each run is paid: a number is the last one's; a token's is its run's, or that of the run before it."""
+    """Return the rewards of each run: a number is the last run's; a token's is its own run's, or the one before."""
     out: list[list[Paid]] = [[] for _ in runs]
     name = record.score
     if record.turn_rewards is not None:
@@ -169,7 +169,7 @@ class Routes(NamedTuple):
 
     @classmethod
     def of(cls, record: Record, num_experts: int | None, where: str) -> Routes | None:
-        """Those of a record, compact, of its layers with experts. Raises: ArgumentError."""
+        """Return the routes of a record, compact, of its layers with experts. Raises: ArgumentError."""
         given = record.routed_experts
         if given is None:
             return None

@@ -305,7 +305,10 @@ class Made(NamedTuple):
 
 
 def after_what_they_go_on_from(made: list[Made]) -> list[Made]:
-    """In their order, but none before the turn that it goes on from: frameworks list chains by their last answer."""
+    """Return turns in their order, but none before the turn that it goes on from.
+
+    Frameworks list chains by their last answer.
+    """
     out: list[Made] = []
     waiting = list(made)
     while waiting:
@@ -327,7 +330,7 @@ def _longest_history(turn: Turn, among: list[Made]) -> Made | None:
 
 
 def repeats(turn: Turn, record: int, last: bool, made: list[Made]) -> bool:
-    """Whether another record has this turn already."""
+    """Return whether another record has this turn already."""
     for other in made:
         if other.record == record or (last and other.last):
             continue

@@ -1,4 +1,4 @@
-"""What the engine did in a turn, to be replayed: lists of its response's tokens, routes of all its tokens.
+"""Replay columns of a turn: lists of its response's tokens, routes of all its tokens.
 
 The engine never ran the last token that it sampled: its routes are known from the turn that goes on from it.
 """
@@ -54,7 +54,7 @@ def check_replay(turn: Turn) -> None:
 
 
 def same_routes(before: Turn, after: Turn) -> bool:
-    """Whether the tokens of `before` took the same experts in `after`; else one sample can't be both."""
+    """Return whether the tokens of `before` took the same experts in `after`; else one sample can't be both."""
     a, b = before.routed_experts, after.routed_experts
     if a is None or b is None:
         return a is b

@@ -77,7 +77,7 @@ def to_samples(
 
 
 def linked(turns: list[Turn]) -> list[Node]:
-    """For each turn, the turns that it goes on from: the longest such, the latest of several."""
+    """Return a node per turn: it goes on from the longest such turn, the latest of several."""
     nodes: list[Node] = []
     for k, turn in enumerate(turns):
         sampled = np.zeros(len(turn), dtype=bool)
@@ -188,7 +188,7 @@ def _goes_on(nodes: list[Node], k: int) -> bool:
 
 
 def _observations(turns: list[Turn], path: tuple[int, ...]) -> list[ObservationSpan]:
-    """What each turn of the path adds to the one before it."""
+    """Return what each turn of the path adds to the one before it."""
     out: list[ObservationSpan] = []
     end = 0
     for place, k in enumerate(path):

@@ -30,7 +30,7 @@ ACTION_FORMAT = "action_format"  # the score's name
 
 @dataclass(frozen=True)
 class FoundActions:
-    """What `find_actions` returns, in the order of tokens.
+    """Result of `find_actions`, in the order of tokens.
 
     A region is of the action whose tokens hold its own; `metadata["field"]` says which of its points it is. `scores`
     has one score per call, malformed ones included.
@@ -91,7 +91,10 @@ def found_in(
     values: tuple[float, float],
     required: bool,
 ) -> FoundActions:
-    """See `find_actions`. `system`: what is written. `values`: of malformed and well-formed calls."""
+    """Return the actions of turns, as `find_actions` does.
+
+    Args: `system`: what is written. `values`: of malformed and well-formed calls.
+    """
     out = FoundActions()
     screens = screens_as_written(sample, system)
     for turn in turns:
@@ -130,7 +133,7 @@ def read_call(text: str, call: Call, form: Format) -> tuple[Any, Action]:
 
 
 def screens_as_written(sample: Sample, system: str | None) -> Screens:
-    """What the sample shows, to one who points at it in `system`."""
+    """Return the sample's screens for points that are written in `system`."""
     shown = copy.copy(sample)
     shown.coordinate_system = system
     return Screens(shown, FAMILIES[sample.family])

@@ -288,7 +288,7 @@ def _refused(action: Action, tool: str, why: str, fix: str) -> ArgumentError:
 
 
 def _next_call(text: str, at: int) -> Call | None:
-    """From a mark to the first that closes it, as the parsers of engines read it."""
+    """Return the next call: from a mark to the first that closes it, as the parsers of engines read it."""
     start = text.find(OPEN, at)
     if start < 0:
         return None
