@@ -153,24 +153,9 @@ class PrefixIndex:
         """Rows that the KV store must have."""
         return self.capacity * self.block_size
 
-    def keys(
-        self,
-        sample: Sample,
-        *,
-        weights: str,
-        adapter: str = "",
-        position_rule: str | None = None,
-        positions: np.ndarray | None = None,
-    ) -> PrefixKeys:
-        """`prefix_keys` of blocks of this size."""
-        return prefix_keys(
-            sample,
-            self.block_size,
-            weights=weights,
-            adapter=adapter,
-            position_rule=position_rule,
-            positions=positions,
-        )
+    def keys(self, sample: Sample, *, weights: str, **about: Any) -> PrefixKeys:
+        """Return `prefix_keys` of blocks of this size, with its keywords."""
+        return prefix_keys(sample, self.block_size, weights=weights, **about)
 
     def lookup(self, keys: PrefixKeys, limit: int | None = None) -> Hit:
         """The longest cached prefix, of whole blocks and at most `limit` tokens. Counts as a use, and holds nothing."""
@@ -275,12 +260,9 @@ class PrefixIndex:
                     f"PrefixIndex.clear: {self._open} prefixes are still held or being written. "
                     "Fix: clear once they are released"
                 )
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        lock = self._lock
-        self._begin()
-        self._lock = lock  # others may wait for it
+            lock = self._lock
+            self._begin()
+            self._lock = lock  # others may wait for it
 
     def _limit(self, what: str, keys: PrefixKeys, limit: int | None) -> int:
         """Return how many blocks may be read."""

@@ -233,7 +233,7 @@ def _turns(
         start, last = span.start, k == len(row.runs) - 1
         if kept is not None and loss and not kept.lengths[a:b].all():
             raise ArgumentError(
-                f"{where}: kept_ids is empty at a response id that was sampled. "
+                f"{where}: kept_ids is empty at response id {a + kept.lengths[a:b].argmin()}, which was sampled. "
                 "Fix: pass the ids that the sampler left there"
             )
         out.append(

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from support.ranks import spawned
 
 from benchmarks.step import agreement
 from benchmarks.step.agreement import Result, distance
@@ -115,13 +114,3 @@ def assert_seen(case):
 
 def test_a_wrong_dq_of_a_tower():
     assert_seen(case_of(OPTIONS, NAME, "geo", CPU))
-
-
-def on_a_rank(rank, ranks):
-    assert_seen(case_of(OPTIONS, NAME, "geo", CPU, rank, ranks))
-
-
-@pytest.mark.slow
-def test_a_wrong_dq_under_fsdp(tmp_path):
-    """Parts of a fused weight are those of the whole, of which each rank has some rows."""
-    spawned(on_a_rank, 2, tmp_path)

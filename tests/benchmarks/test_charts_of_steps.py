@@ -1,6 +1,5 @@
 """Charts of what a step consists of: their bars are the rows' figures, and a miss is shown as one."""
 
-import json
 import sys
 
 import pytest
@@ -59,30 +58,3 @@ def test_a_loader_that_hides_nothing_is_missed(exposed, kind):
     ] * 2
     assert [b.value for b in copies.groups[0].bars] == [44.0, 5.0]
     assert chart.headlines[0].faster == 400.0 / exposed and draw.svg(chart)
-
-
-def printed(first, others, ahead=None):
-    """What a process of benchmarks/first_step.py prints."""
-    seen = {"triton_compiled": 3, "more": {"stats unique_graphs": 2.0}}
-    parts = [{"part": "import", "seconds": 9.0}]
-    parts += [{"part": "ahead", "seconds": ahead}] * (ahead is not None)
-    return [
-        *parts,
-        *({"part": f"step {i}", "seconds": s, **seen} for i, s in enumerate((first, *others), 1)),
-    ]
-
-
-@pytest.mark.parametrize(("first", "kind"), [(2.0, "own"), (5.4, "missed")])
-def test_a_first_step(first, kind):
-    rows = [
-        FIRST_STEP.row_of("compiled", "empty", printed(34.2, (0.2, 0.1, 0.1))),
-        FIRST_STEP.row_of("compiled", "full", printed(first, (0.2, 0.1, 0.1))),
-        FIRST_STEP.row_of("compiled", "ahead", printed(0.1, (0.1, 0.1, 0.1), 5.5)),
-    ]
-    assert [row["more_seconds"] for row in rows] == pytest.approx([34.1, first - 0.1, 0.0])
-    assert rows[2]["caches"] == "full, compiled ahead"
-    assert (rows[1]["caches"], rows[1]["graphs"], rows[1]["kernels_compiled"]) == ("full", 2, 3)
-    found = bars(CHARTS["first_step"](json.loads(json.dumps({"rows": rows}))))
-    assert found["compiled layers", "caches empty"][1] == "beside"
-    assert found["compiled layers", "caches full"][1] == kind
-    assert found["compiled layers", "caches full, 5.50 s compiled ahead"] == (0.0, "own")

@@ -4,13 +4,11 @@ import io
 import json
 import re
 import sys
-from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-import matplotlib
 import pytest
-from PIL import Image, ImageColor, ImageFont
+from PIL import Image, ImageColor
 from support.benchmarks import FOLDER, benchmark
 
 RENDER = benchmark("render")
@@ -74,45 +72,6 @@ def test_where_a_peer_is_better_ours_is_missed():
     assert kinds(own, other, peer, higher=True) == ["own", "own, another way", "peer"]
     assert kinds(own, beside) == ["own", "beside"]
     assert kinds(own, draw.Bar("e", None, "out of memory")) == ["own", "peer"]
-
-
-def test_equal_charts_are_equal_bytes_whatever_a_user_s_settings_are():
-    before = draw.svg(a_chart())
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.grid": True}):
-        assert draw.svg(a_chart()) == before
-    assert "<title>How &lt;long&gt;?</title>" in before and "2 s &lt;&amp;</text>" in before
-    assert not re.search(r"\d{4}-\d\d-\d\d|Matplotlib v", before)
-
-
-@cache
-def font(bold, size):
-    """The file that matplotlib brings."""
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / file, size)
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_text_is_on_the_paper_and_apart(name):
-    """By the widths of DejaVu Sans, which are larger than those of other usual fonts."""
-    text = draw.svg(RENDER.CHARTS[name](RESULTS[name]))
-    boxes = []
-    for one in ElementTree.fromstring(text).iter(f"{SVG}text"):
-        style = one.get("style")
-        size = float(re.search(r"(\d+)px", style)[1])
-        wide = font("font-weight: 700" in style, size).getlength(one.text)
-        anchor = re.search(r"text-anchor: (\w+)", style)
-        x, y = float(one.get("x")), float(one.get("y"))
-        x -= wide * {"start": 0, "middle": 0.5, "end": 1}[anchor[1] if anchor else "start"]
-        boxes.append((x, x + wide, y - 0.75 * size, y, one.text))
-    off = [box for box in boxes if box[0] < draw._MARGIN - 0.5 or box[1] > draw.WIDTH]
-    assert off == []
-    apart = [
-        (a[4], b[4])
-        for k, a in enumerate(boxes)
-        for b in boxes[:k]
-        if a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
-    ]
-    assert apart == []
 
 
 def test_every_report_has_a_chart_and_every_page_begins_with_it():

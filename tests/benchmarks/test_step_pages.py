@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from support.benchmarks import benchmark
 
-from benchmarks.step import page
 from benchmarks.step.targets import targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +38,6 @@ def rows():
     ]
 
 
-def test_whole_runs_are_of_one_gpu_and_one_device(rows):
-    others = [row("shared", 1.0, ranks=2), row("shared", 1.0, options={"layers": 2})]
-    others.append(row("shared", 1.0, device="another"))
-    assert page.whole_runs(rows + others) == rows and page.whole_runs([]) == []
-
-
 def test_targets(rows):
     rows[4]["ideal_seconds"] = 1.98
     rows[3]["ideal_seconds"] = 3.77
@@ -65,14 +58,6 @@ def test_targets(rows):
     assert [t.where for t in targets(rows) if t.what == first] == ["qwen2.5-vl-7b video"]
     rows[4]["seconds"] = 7.7
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
-
-
-def test_what_several_gpus_miss_is_named(rows):
-    pair = [one | {"ranks": 2} for one in rows if one["peer"] in ("plain", "shared")]
-    pair = [one | {"seconds": one["ideal_seconds"] * 2} for one in pair if one["workload"] == "geo"]
-    slow = [one | {"seconds": one["seconds"] * (1 + (one["peer"] == "shared"))} for one in pair]
-    assert "- missed: qwen2.5-vl-7b geo 2 ranks" in page.section(rows, "a.svg", "", rows + slow)
-    assert "2 ranks: shared to plain" not in page.section(rows, "a.svg", "", rows + pair)
 
 
 def test_pages_without_a_row(tmp_path):

@@ -1,6 +1,5 @@
 """Blobs in shared memory: nothing is left of them when their processes have ended, however they ended."""
 
-import fcntl
 import os
 import pickle
 import random
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from support.blobs import key, pixels, process, ready
 
-from mmpack.blobs import BlobFolder, SharedBlobs, janitor
+from mmpack.blobs import SharedBlobs, janitor
 from mmpack.blobs.blob import HEAD_BYTES
 from mmpack.errors import ArgumentError, BlobError
 
@@ -114,17 +113,6 @@ def test_when_the_janitor_is_killed_too_the_next_store_cleans_up(root):
     assert folder.exists()
     with SharedBlobs(10**6, root=root):
         assert not folder.exists() and not half.exists()
-
-
-def test_a_node_fetches_from_a_folder_of_all_nodes(root, tmp_path):
-    far = BlobFolder(tmp_path / "far")
-    far.put(key(0), pixels(0))
-    with SharedBlobs(10**6, source=far, root=root) as store:
-        with process("store[key(0)]; store[key(0)]", pickle.dumps(store)) as reader:
-            ready(reader)
-        assert set(store) == {key(0)} and np.array_equal(store[key(0)], pixels(0))
-        assert store.stats.fetched == 0 and far.stats.read == 0
-    far.close()
 
 
 @pytest.mark.parametrize(
@@ -232,14 +220,3 @@ def test_a_folder_that_another_account_may_have_made_is_refused(tmp_path, made):
     os.rename(folder, store.folder)
     with pytest.raises(ArgumentError, match="is not a folder of this user alone"):
         pickle.loads(late)
-
-
-def test_a_lock_of_another_account_holds_nobody_up(tmp_path):
-    for name in ("run", "old" + janitor.GONE):
-        folder = as_another(tmp_path, name)
-    with open(tmp_path / f"mmpack-{os.getuid()}-run" / janitor.USERS) as users:
-        fcntl.flock(users, fcntl.LOCK_EX)
-        begin = time.monotonic()
-        with SharedBlobs(10**5, "other", root=tmp_path) as store:
-            store.put(key(0), pixels(0))
-        assert time.monotonic() - begin < 20 and gone(store.folder) and folder.exists()

@@ -99,14 +99,6 @@ def test_what_leaves_the_device_waits_on_the_host(media):
     assert store.stats.hits == 2 and store.stats.device_bytes + store.stats.host_bytes == 9 * ROW
 
 
-def test_views_of_a_chunk_are_not_held(media):
-    store = FeatureStore(10**6)
-    whole = torch.randn(100, 6)
-    store.fetch(media.tower, ["a"], [2], lambda _: [(whole[:2],)])
-    (found,) = store.fetch(media.tower, ["a"], [2], lambda _: 1 / 0)
-    assert found[0].untyped_storage().nbytes() == 2 * 6 * 4
-
-
 def by_optimizer(module):
     for p in module.parameters():
         p.grad = torch.ones_like(p)
@@ -174,18 +166,6 @@ def test_autocast_and_the_invariant_mode_have_features_of_their_own(media):
         media.fetch(store, "a")
     media.fetch(store, "a")
     assert len(media.calls) == 3
-
-
-def test_modes_that_change_nothing_share_features(media):
-    store, module = FeatureStore(10**6), media.tower.modules[0]
-    media.fetch(store, "a")
-    module.eval()
-    module[0].gradient_checkpointing = True
-    assert_are(media.fetch(store, "a"), media, "a")
-    module.requires_grad_(True)
-    with torch.no_grad():
-        assert_are(media.fetch(store, "a"), media, "a")
-    assert len(media.calls) == 1
 
 
 def test_a_trained_tower_is_refused(media):
@@ -274,15 +254,6 @@ def test_the_digest_sees_order_and_signs_in_large_weights(dim, dtype):
     for same in (weight.clone(), odd, weight.t().contiguous().t()):
         tower.modules[0][0].data = same
         assert tower.digest() == before
-
-
-def test_budgets_are_whole_numbers():
-    for wrong in (-1, 1.5, None):
-        with pytest.raises(mp.ArgumentError, match="max_bytes"):
-            FeatureStore(wrong)
-    with pytest.raises(mp.ArgumentError, match="host_bytes"):
-        FeatureStore(1, -1)
-    assert "0 media, 0 of 1 bytes" in repr(FeatureStore(1))
 
 
 def halved(module, args, output):

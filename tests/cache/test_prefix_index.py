@@ -94,15 +94,6 @@ def test_what_was_not_written_is_never_found():
     assert sorted(put(index, "wxyz").rows.tolist()) == list(range(8))
 
 
-def test_the_slower_writer_counts_as_a_use():
-    index = index_of(5)
-    with index.reserve(keys_of("ab")):
-        put(index, "ab")
-        put(index, "x")
-    assert put(index, "uvw").stop == 6
-    assert [cached(index, p) for p in ("ab", "x")] == [2, 0]
-
-
 # -- operations beside a dictionary -----------------------------------------------------------------------------
 
 PATHS = st.text("abc", min_size=1, max_size=5)

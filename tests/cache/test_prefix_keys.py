@@ -55,15 +55,6 @@ def test_pictures_exchanged():
     assert shared(blocks(a, 1), blocks(c, 1)) == second
 
 
-def test_the_same_picture_at_another_place_in_its_block():
-    """Placeholders all the way: the ids are the same, the pictures begin elsewhere."""
-    places = [(0, 6, b"x" * 32), (6, 12, b"y" * 32)]
-    moved = [(0, 5, b"x" * 32), (5, 12, b"y" * 32)]
-    ids = np.full((12, 1), 151655)
-    a, b = (list(chained(b"", ids, 4, p)) for p in (places, moved))
-    assert shared(a, b) == 0  # a picture of another length is another one from its first token on
-
-
 @pytest.mark.parametrize(
     "about",
     [
@@ -190,10 +181,3 @@ def test_masked_tokens_have_no_keys():
     sample.attention_mask[3] = 0
     with pytest.raises(ArgumentError, match=r"masked tokens.* Fix: "):
         blocks(sample)
-
-
-def test_positions_of_unsigned_numbers_are_those_numbers():
-    """Beside ids of int64 they would become float64, which can't tell large ones apart."""
-    at = np.full((1, len(one())), 2**60, np.uint64)
-    assert not shared(blocks(one(), positions=at), blocks(one(), positions=at + np.uint64(1)))
-    assert blocks(one(), positions=at) == blocks(one(), positions=at.astype(np.int64))

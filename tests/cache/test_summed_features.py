@@ -77,28 +77,6 @@ def test_bf16_gradients_are_added_in_float32_and_rounded_once(pixels):
     assert ((module.bias.grad - wanted) / wanted).abs().max() <= 2**-7
 
 
-def test_a_gradient_that_is_kept_is_not_changed(pixels):
-    """The sum is a copy: what a hook of the pack's graph keeps stays as it was."""
-    features, kept = summed(made(), pixels, "aa"), []
-    for _ in range(2):
-        ((x, _),) = fetch(features, "a")
-        x.register_hook(kept.append)
-        (2 * x).sum().backward()
-    assert all((g == 2).all() for g in kept)
-
-
-def test_without_gradients_features_are_plain(pixels):
-    features = summed(made().requires_grad_(False), pixels, "ab")
-    ((x, y),) = fetch(features, "a")
-    assert not (x.requires_grad or y.requires_grad or features.trained)
-    features.backward()  # nothing to do, and nothing forgotten
-    features = summed(made(), pixels, [])
-    with torch.no_grad():
-        ((x, _),) = fetch(features, "a")
-    assert not x.requires_grad and features.trained
-    features.backward()
-
-
 def test_zero_reaches_every_weight(pixels):
     module = made()
     module.bias.requires_grad_(False)

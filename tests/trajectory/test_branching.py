@@ -56,20 +56,6 @@ def test_an_answer_that_was_rendered_anew():
     assert str(branch).endswith("(1 of its answer): 2 ids of the history are not in the context")
 
 
-def test_a_window_and_a_context_that_was_cut_short():
-    branch = parting(([1, 20, 21, 22, 4], [5, 6]), [1, 7, 4, 5, 6, 8])
-    assert (branch.kind, branch.position, branch.removed, branch.put) == ("fork", 1, 3, 1)
-    branch = parting(([1, 2, 3], [4, 5]), [1, 2])
-    assert (branch.kind, branch.position, branch.removed, branch.put) == ("fork", 2, 3, 0)
-
-
-def test_the_history_that_comes_back_is_the_one_that_is_named():
-    """The second turn was sampled again, on a history that was written anew: its old answer is not missing."""
-    turns = [Turn([1, 2], [3, 4, 5, 6]), Turn([1, 2, 3, 4, 5, 6, 8], [9])]
-    branch = branches(episode([*turns, Turn([1, 2, 3, 45, 6, 8], [9])]))[2]
-    assert (branch.other, branch.position, branch.removed, branch.put) == (0, 3, 2, 1)
-
-
 def test_another_picture_is_another_context():
     """Equal ids: the two part where the first of its tokens stands."""
     context = screen([1, 2], shot("a0"))

@@ -178,11 +178,3 @@ def test_calls_with_text_alone_are_new_prompts(processor, log):
     calls[0]["choices"][0]["token_ids"] = [5, EOS]
     samples = to_samples(from_calls(calls, processor, trajectory_id="e", group_id="g"))
     assert samples[0].num_loss_tokens == 2 and len(samples) == 2
-
-
-def test_choices_of_one_call_are_branches(processor, log):
-    call = engine(processor, log[:2], [5, EOS])
-    other = {**call["response"]["choices"][0], "token_ids": [6, EOS]}
-    call["response"]["choices"].append(other)
-    trajectory = from_calls([call], processor, trajectory_id="e", group_id="g")
-    assert [s.loss_spans[0].turn for s in to_samples(trajectory)] == [0, 1]

@@ -143,16 +143,6 @@ def test_a_prompt_that_was_sent_again():
     assert [t.loss_spans for t in both.turns] == [None, None]
 
 
-def test_what_parts_is_said_and_not_glued():
-    calls = [Record([1, 2], [3, 4, 5, 6]), Record([1, 2, 3, 45, 6, 8], [9])]
-    episode = read(calls)
-    assert len(to_samples(episode)) == 2
-    found = episode.turns[1].metadata["parts"]
-    assert (found["kind"], found["position"], found["answer"]) == ("rewritten", 3, [0, 1])
-    assert (found["removed"], found["put"]) == (2, 1)
-    assert to_samples(episode)[1].metadata["turns"]["1"]["parts"] == found
-
-
 def test_routes_that_the_engine_left_out_are_those_of_the_turn_before():
     """vLLM's routed_experts_prompt_start: the cached part is not returned again."""
     whole = [1, 2, 3, 4, 5, 6]
@@ -227,23 +217,6 @@ def test_single_placeholders_are_expanded():
     assert sample.input_ids.tolist() == [1, 151652, *run, 151653, 5, 6, 8, 9]
     start = len(sample) - 4
     assert versions(episode.turns[0]) == [(start, start + 2, "v1")]
-
-
-def test_pictures_are_looked_at_once(monkeypatch):
-    shot = drawn(0)
-    seen = []
-    wrapped = processor()
-    kind = type(wrapped.media)
-    real = kind.views
-    monkeypatch.setattr(
-        kind,
-        "views",
-        lambda self, item, *a, **k: seen.append(item) or real(self, item, *a, **k),
-    )
-    (medium,) = wrapped.views(shot)
-    prompt = [1, 151652, *[PAD] * medium.num_tokens, 151653]
-    read([Record(prompt, [5], media=[shot]), Record([*prompt, 5, 6], [7], media=[shot])])
-    assert len([item for item in seen if item is shot]) == 2  # here, and once while reading
 
 
 GOOD = Record([1, 2], [3, 4])

@@ -117,7 +117,7 @@ def test_trajectories_and_their_samples():
         ({"policy_versions": ["v"]}, r"policy_versions\[0\] is of type str"),
         ({"kept_ids": [[3]]}, "kept_ids has 1 lists for 2 response ids"),
         ({"kept_ids": 3}, "lists is of type int"),
-        ({"kept_ids": [[3], []]}, "kept_ids is empty at a response id that was sampled"),
+        ({"kept_ids": [[3], []]}, "kept_ids is empty at response id 1"),
         ({"teachers": {"t": [[3], [4]]}}, "teachers"),
         ({"routed_experts": [1]}, r"values is int64 \[1\]"),
         ({"routed_experts": [[[1]]]}, "routed_experts end at token 1, but the answer at 4"),

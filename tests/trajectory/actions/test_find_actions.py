@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import make_medium, make_sample
+from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.schema.actions import Click, Swipe, Type, read_action
@@ -16,10 +16,7 @@ from mmpack.trajectory import (
     annotate_actions,
     check_actions,
     find_actions,
-    from_samples,
     loss_kinds,
-    to_samples,
-    truncate,
 )
 
 CLICK = '<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [12, 34]}}</tool_call>'
@@ -171,18 +168,6 @@ def test_annotated_samples_keep_what_they_have():
     assert [s.value for s in paid.rewards] == [1.0, -1.0, 1.0] and mp.validate(paid) == []
     back = mp.Sample.from_dict(json.loads(json.dumps(done.to_dict())))
     assert back == done
-
-
-def test_regions_stay_with_their_actions_where_turns_are_merged_and_cut():
-    whole, tok = turns(CLICK, CLICK, CLICK)
-    whole = annotate_actions(whole, tok)
-    (trajectory,) = from_samples([whole])
-    per_turn = to_samples(trajectory, merge=False)
-    assert [pointing(sample) for sample in per_turn] == [[0], [0], [0]]
-    (merged,) = to_samples(trajectory)
-    assert pointing(merged) == [0, 1, 2] and check_actions(merged, tok) == []
-    cut = truncate(whole, len(whole) - 1).sample
-    assert pointing(cut) == [0, 1] and check_actions(cut, tok) == []
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -346,9 +331,3 @@ def test_bytes_that_are_no_text(raw, form):
     found = find_actions(sample, words.__getitem__, form)
     assert len(found.scores) == len(found.spans) + len(found.problems) >= 1
     assert mp.validate(annotate_actions(sample, words.__getitem__, form)) == []
-
-
-def test_a_screen_of_a_known_size():
-    sample, tok = turns(OUTSIDE, coordinate_system="absolute_pixels", screen_size=(100, 100))
-    assert find_actions(sample, tok).problems == []  # the larger of both, as rules have it
-    assert make_medium("shot", (1, 4, 6)).size == (84, 56)
