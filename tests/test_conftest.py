@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from support.tf32 import without_tf32
 
 TESTS = Path(__file__).resolve().parent
 
@@ -89,19 +87,3 @@ def test_some_cases_of_each_test_are_drawn(options, counts, tmp_path):
         text=True,
     )
     assert counts in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_tf32_is_put_back(allowed):
-    holders = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [holder.allow_tf32 for holder in holders]
-    try:
-        for holder in holders:
-            holder.allow_tf32 = allowed
-        with pytest.raises(KeyError), without_tf32():
-            assert [holder.allow_tf32 for holder in holders] == [False, False]
-            raise KeyError
-        assert [holder.allow_tf32 for holder in holders] == [allowed, allowed]
-    finally:
-        for holder, value in zip(holders, before, strict=True):
-            holder.allow_tf32 = value

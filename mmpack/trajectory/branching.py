@@ -20,6 +20,12 @@ from mmpack.trajectory.trajectory import Trajectory, Turn
 
 KINDS = ("first", "goes_on", "sibling", "fork", "rewritten", "routes")
 PARTED = ("fork", "rewritten", "routes")  # begin a sample of their own, by another context
+_SAID = {
+    "first": "has nothing in common with an earlier turn",
+    "goes_on": "goes on from turn {0.parent}",
+    "sibling": "has the context of turn {0.other}",
+    "routes": "goes on from turn {0.other} by its ids, with other routes from token {0.position} on",
+}
 _ANCHORS = 256  # places at which the rest of a history is looked for
 
 
@@ -50,17 +56,8 @@ class Branch:
     answer: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        if self.kind == "first":
-            return f"turn {self.turn} has nothing in common with an earlier turn"
-        if self.kind == "goes_on":
-            return f"turn {self.turn} goes on from turn {self.parent}"
-        if self.kind == "sibling":
-            return f"turn {self.turn} has the context of turn {self.other}"
-        if self.kind == "routes":
-            return (
-                f"turn {self.turn} goes on from turn {self.other} by its ids, with other routes from token "
-                f"{self.position} on"
-            )
+        if self.kind in _SAID:
+            return f"turn {self.turn} " + _SAID[self.kind].format(self)
         where = f"turn {self.turn} parts from turn {self.other} at token {self.position}"
         if self.answer is not None:
             whose = (
@@ -143,7 +140,7 @@ def _branch(k: int, turns: list[Turn], nodes: list[Node], rows: list[np.ndarray]
         others = children
     elif whole:
         at = first_other_route(turns[whole[-1]], turns[k])
-        return Branch(k, "routes", parent, whole[-1], at)
+        return Branch(k, "routes", parent, whole[-1], at or 0)
     at = common[others[-1]]
     parted = {j: _difference(rows[j][at:], context[at:]) for j in others}
     # of those that have as much in common, one that comes back, and of these the one with the least that is missing

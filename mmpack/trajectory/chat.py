@@ -88,10 +88,10 @@ def from_chat(
                 f"from_chat: messages[{k}] is an assistant's, but no message comes before it. "
                 "Fix: put the prompt before it"
             )
-        answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
+        where = f"from_chat: messages[{k}]"
+        answer = _answer(given[k], processor, where)
         if answer is None:
-            text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
-            answer = Answer(processor.prompts.encoded(text, ()), None, False)
+            answer = _rendered(processor, shown[:k], shown[k], template_kwargs, k)
         asked = shown[begin:k]
         source = source_of([m["role"] for m in asked])
         if sample is None:
@@ -177,10 +177,9 @@ def from_calls(
                 )
             context = contexts[ids]
             message = _message(choice.get("message"), f"{at}.message")
-            answer = _answer(choice, message, processor, at)
+            answer = _answer(message | choice, processor, at)
             if answer is None:
-                text = _answer_text(processor, shown, message, options, i)
-                answer = Answer(processor.prompts.encoded(text, ()), None, False)
+                answer = _rendered(processor, shown, message, options, i)
             marks = ["context"] * (known is None) + ["response"] * (not answer.recorded)
             turns.append(
                 Turn(
@@ -268,9 +267,7 @@ def _media_of(
     return shown, items
 
 
-def _answer(
-    holder: Mapping[str, Any], message: Mapping[str, Any], processor: Processor, where: str
-) -> Answer | None:
+def _answer(holder: Mapping[str, Any], processor: Processor, where: str) -> Answer | None:
     """Return what was sampled, if the log has its ids."""
     recorded = holder.get("logprobs")
     content = recorded.get("content") if isinstance(recorded, Mapping) else None
@@ -280,7 +277,7 @@ def _answer(
         raise ArgumentError(
             f"{where}: logprobs.content is not a list of objects. Fix: pass what the engine returned"
         )
-    ids = holder.get("token_ids", message.get("token_ids"))
+    ids = holder.get("token_ids")
     if ids is None and content:
         numbers = [
             TOKEN.fullmatch(t["token"]) if isinstance(t.get("token"), str) else None
@@ -307,13 +304,13 @@ def _answer(
     return Answer(sampled, values, True)
 
 
-def _answer_text(
+def _rendered(
     processor: Processor,
     before: list[dict[str, Any]],
     message: dict[str, Any],
     template_kwargs: dict[str, Any] | None,
     k: int,
-) -> str:
+) -> Answer:
     """Return what the template writes for an answer after its generation prompt, with the end of turn."""
     options = template_options(template_kwargs, prompt=True)
     count = len(before)
@@ -330,7 +327,7 @@ def _answer_text(
         )
     check_turn(whole[len(asked) :], asked, message, f"message {k}")
     warn_of_opening(whole[len(asked) :], message, f"message {k}")
-    return whole[len(asked) :].rstrip()
+    return Answer(processor.prompts.encoded(whole[len(asked) :].rstrip(), ()), None, False)
 
 
 def finish_of(reason: Any, where: str) -> str | None:

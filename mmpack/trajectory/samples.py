@@ -18,7 +18,7 @@ from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
-from mmpack.trajectory.replay import joined_lists, routes_with_tail, same_routes
+from mmpack.trajectory.replay import first_other_route, joined_lists, routes_with_tail
 from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn, begins_with
 
 OF_EPISODE = {"of": "trajectory"}  # metadata of a score that is the whole episode's
@@ -95,7 +95,7 @@ def _parent(k: int, turns: list[Turn]) -> int | None:
     turn = turns[k]
     for j in sorted(range(k), key=lambda j: (len(turns[j]), j), reverse=True):
         goes_on = begins_with(turn.context_ids, turn.media, turns[j])
-        if goes_on and same_routes(turns[j], turn):
+        if goes_on and first_other_route(turns[j], turn) is None:
             return j
     return None
 
