@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from support.process import run_python
 from support.samples import make_sample
 
 import mmpack as mp
@@ -263,26 +262,6 @@ def test_a_fork_has_an_index_of_its_own():
         thread.join()
         assert hit.tokens == 4
     assert child.exitcode == 0 and cached(index, "ab") == 2 and cached(index, "xy") == 0
-
-
-def test_it_needs_no_torch():
-    code = """
-import sys
-sys.modules.update(dict.fromkeys(("torch", "transformers")))  # None: as if they were not installed
-import mmpack as mp
-index = mp.cache.PrefixIndex(100, bytes_per_token=1)
-print(index, mp.cache.predict_cached_tokens([]))
-try:
-    mp.cache.FeatureStore
-except mp.MissingExtraError as error:
-    print(error)
-"""
-    lines = run_python(code).stdout.splitlines()
-    assert lines[0] == "PrefixIndex(0 of 6 blocks of 16 tokens) []"
-    assert (
-        lines[1]
-        == "mmpack.cache needs the package 'torch', which is not installed. Fix: pip install 'mmpack[torch]'"
-    )
 
 
 # -- wrong arguments ---------------------------------------------------------------------------------------------------

