@@ -82,17 +82,6 @@ def test_what_is_held_stays():
     assert len(index) == index.stats.bytes == 0 and put(index, "k").rows.tolist() == [0, 1]
 
 
-def test_what_was_not_written_is_never_found():
-    index = index_of(4)
-    with pytest.raises(RuntimeError), index.reserve(keys_of("abc")) as new:
-        assert cached(index, "abc") == 0
-        with pytest.raises(ArgumentError, match="held or being written"):
-            index.clear()
-        raise RuntimeError
-    assert new.stop == 6 and len(index) == 0
-    assert sorted(put(index, "wxyz").rows.tolist()) == list(range(8))
-
-
 # -- operations beside a dictionary -----------------------------------------------------------------------------
 
 PATHS = st.text("abc", min_size=1, max_size=5)

@@ -220,3 +220,15 @@ def test_single_placeholders_are_expanded():
 
 
 GOOD = Record([1, 2], [3, 4])
+
+
+def test_a_row_cut_within_its_last_picture():
+    """verl cuts rows at response_length and keeps all images."""
+    shots = [processor().medium(drawn(k)) for k in range(2)]
+    prompt, seen = ([1, 151652, *[PAD] * m.num_tokens, 151653, 9] for m in shots)
+    for cut in range(1, len(seen) - 3):  # one placeholder is left
+        ids = [5, 6, *seen[:-cut]]
+        mask = [1, 1, *[0] * (len(seen) - cut)]
+        (sample,) = to_samples(read([Record(prompt, ids, mask, shots)]))
+        assert sample.input_ids.tolist() == [*prompt, 5, 6] and len(sample.media) == 1
+        assert mp.validate(sample) == []

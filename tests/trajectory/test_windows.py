@@ -11,6 +11,7 @@ from support.trajectories import episode, grown, joined, screen, shot
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
+from mmpack.layout.mrope import sample_positions
 from mmpack.schema.spans import RegionSpan, Score
 from mmpack.trajectory import Turn, pieces, to_samples, truncate, window
 
@@ -158,6 +159,8 @@ def test_the_left_is_cut_up_to_an_observation(turns, budget, instead):
         with pytest.raises(ArgumentError, match="Fix: raise max_tokens"):
             truncate(sample, budget, "left", instead_ids=instead, changed_context=True)
         return
+    sample.rewards = [Score("s", 1.0, {"span": [s.start, s.stop]}) for s in sample.loss_spans]
+    sample.position_ids = sample_positions(sample)[0]
     cut = truncate(sample, budget, "left", instead_ids=instead, changed_context=True)
     if length <= budget:
         assert cut.sample is sample and cut.tokens == 0
@@ -168,11 +171,18 @@ def test_the_left_is_cut_up_to_an_observation(turns, budget, instead):
     assert (cut.start, cut.stop) == (head, at) and not inside(sample, at)
     assert mp.validate(cut.sample) == []
     assert cut.sample.metadata["changed_context"] == {"cut": [head, at]}
-    # what is loss still is the same token
+    # what is loss still is the same token; spans and scores behind the cut move, the others go
     shift = len(instead) - (at - head)
-    assert cut.sample.loss_indices.tolist() == [
-        i + shift for i in sample.loss_indices.tolist() if i >= at
-    ]
+
+    def moved(spans):
+        return [(s.start + shift, s.stop + shift) for s in spans if s.start >= at]
+
+    for name in ("loss_spans", "observation_spans"):
+        assert [(s.start, s.stop) for s in getattr(cut.sample, name)] == moved(
+            getattr(sample, name)
+        )
+    assert [tuple(s.scope["span"]) for s in cut.sample.rewards] == moved(sample.loss_spans)
+    assert np.array_equal(cut.sample.position_ids, sample_positions(cut.sample)[0])
 
 
 def test_the_tokens_of_numbers_follow_a_cut():
