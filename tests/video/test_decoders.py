@@ -1,4 +1,4 @@
-"""decord and torchcodec against PyAV: the same bytes, or a refusal that says why. Needs constraints/video.txt."""
+"""decord and torchcodec against PyAV: the same bytes, or a refusal that says why. Needs constraints/together.txt."""
 
 import io
 

@@ -11,7 +11,7 @@ from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.ragged import Ragged
-from mmpack.trajectory.records import from_masked
+from mmpack.trajectory.records import Record, from_records
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
@@ -79,17 +79,20 @@ def to_trajectories(
             raise ArgumentError(
                 f"to_trajectories: completion_ids[{i}] is {kind_of(ids)}. Fix: pass the ids of one completion"
             )
+        record = Record(
+            rollouts["prompt_ids"][i],
+            ids,
+            rollouts[masks[0]][i] if masks else None,
+            media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
+            logprobs=_logprobs(rollouts, i),
+            kept_ids=_lists(rollouts, i),
+        )
         made.append(
-            from_masked(
-                rollouts["prompt_ids"][i],
-                ids,
-                rollouts[masks[0]][i] if masks else [1] * len(ids),
+            from_records(
+                [record],
                 processor,
                 trajectory_id=f"to_trajectories: completion {i}",
                 group_id=str(i),
-                media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
-                logprobs=_logprobs(rollouts, i),
-                kept_ids=_lists(rollouts, i),
                 expanded=expanded,
                 sampling=sampling,
                 metadata=_rest(rollouts, i, count),

@@ -13,8 +13,11 @@ definition says no direction, here it is to the right.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import neg
 from typing import Any
 
 from mmpack.errors import ArgumentError
@@ -45,7 +48,61 @@ from mmpack.schema.actions import (
 from mmpack.schema.error_text import shown, trace_error
 from mmpack.schema.fields import keep_unknown
 from mmpack.schema.specs import Float, Floats, Json, Spec, Str
-from mmpack.trajectory.actions.formats.base import Call, Format, json_text, plain_numbers
+
+# ---- a format of actions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call in a text: characters [start, stop), and those of its JSON; or why it is none."""
+
+    start: int
+    stop: int
+    json_start: int = 0
+    json_stop: int = 0
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of actions that a model writes.
+
+    `next_call(text, at)`: the first call that starts at character `at` or later, None without one.
+    `read(value, where)`: the action of a call's parsed JSON; raises TraceError.
+    `write(action)`: the call as JSON values; raises ArgumentError for an action that the format can't hold.
+    `text(value)`: the call as the model writes it.
+    `place(value, name)`: the names that lead to the JSON of a field that is a point.
+    """
+
+    name: str
+    next_call: Callable[[str, int], Call | None] = field(repr=False)
+    read: Callable[[Any, str], Action] = field(repr=False)
+    write: Callable[[Action], dict[str, Any]] = field(repr=False)
+    text: Callable[[dict[str, Any]], str] = field(repr=False)
+    place: Callable[[Any, str], tuple[str, ...]] = field(repr=False)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def plain_numbers(value: Any) -> Any:
+    """A tree of JSON values with whole floats as integers: 3 and not 3.0, as models write coordinates."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, (list, tuple)):
+        return [plain_numbers(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain_numbers(v) for k, v in value.items()}
+    return value
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line, letters as they are; lone surrogates escaped, which no encoding holds."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+# ---- the tools -----------------------------------------------------------------------------------
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 CALL = "call"  # in `metadata`: what stands in the call beside its name and arguments
@@ -90,15 +147,11 @@ class Row:
         return out
 
 
-def _negated(value: Any) -> Any:
-    return -value
-
-
 def _point(required: bool = True) -> Argument:
     return Argument("coordinate", "point", Floats(2), required)
 
 
-_PIXELS = Argument("pixels", "dy", Float(), read=_negated, write=_negated)
+_PIXELS = Argument("pixels", "dy", Float(), read=neg, write=neg)
 _TIME = Argument("time", "seconds", Seconds())
 _TEXT = Argument("text", "text", Text())
 _STATUS = Argument("status", "status", Str())
@@ -235,7 +288,7 @@ def _refused(action: Action, tool: str, why: str, fix: str) -> ArgumentError:
 
 
 def _next_call(text: str, at: int) -> Call | None:
-    """From a mark to the first that closes it, as the parsers of engines read it."""
+    """Return the next call: from a mark to the first that closes it, as the parsers of engines read it."""
     start = text.find(OPEN, at)
     if start < 0:
         return None
@@ -259,14 +312,14 @@ def _format(tool: str) -> Format:
         row = next(row for row in TOOLS[tool] if row.name == value["arguments"]["action"])
         return "arguments", next(a.name for a in row.arguments if a.field == name)
 
-    def read(value: Any, where: str) -> Action:
-        return read_call(value, tool, where)
+    return Format(
+        tool,
+        _next_call,
+        lambda value, where: read_call(value, tool, where),
+        lambda action: write_call(action, tool),
+        _text,
+        place,
+    )
 
-    def write(action: Action) -> dict[str, Any]:
-        return write_call(action, tool)
 
-    return Format(tool, _next_call, read, write, _text, place)
-
-
-COMPUTER_USE = _format("computer_use")
-MOBILE_USE = _format("mobile_use")
+COMPUTER_USE, MOBILE_USE = _format("computer_use"), _format("mobile_use")
