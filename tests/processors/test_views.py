@@ -4,17 +4,13 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from PIL import Image
 from support.kits import get_kit
-from support.models import small_model
 from support.replicas.chat_templates import MINICPM
 from support.replicas.minicpm_processor import minicpm_tokenizer
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.processors.views import VIEW, pictures
 
@@ -56,39 +52,6 @@ def asked(*images):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
 
 
-def test_a_pack_of_slices_is_what_the_models_own_forward_makes(tokenizer):
-    model, images = small_model("minicpmv4_6"), [picture(*size) for size in SIZES]
-    processor = wrapped(tokenizer)
-    samples = [
-        processor(asked(*images[:2]), response_ids=[5, 6, 7], sample_id="a", group_id="g"),
-        processor(asked(*images[:2]), response_ids=[5, 8], sample_id="b", group_id="g"),
-        processor(asked(images[2]), response_ids=[9, 10], sample_id="c", group_id="h"),
-    ]
-    assert mp.validate(samples) == []
-    assert [len(s.media) for s in samples] == [6, 6, 3]
-    wanted = []
-    with torch.no_grad():
-        for sample, own in zip(samples, (images[:2], images[:2], images[2:]), strict=True):
-            made = image_processor()(images=own, return_tensors="pt")
-            ids = torch.tensor(sample.input_ids)[None]
-            logits = model(
-                input_ids=ids,
-                pixel_values=made["pixel_values"],
-                target_sizes=made["target_sizes"],
-                use_cache=False,
-            ).logits[0]
-            at = torch.tensor(sample.loss_indices)
-            logp = logits[at - 1].log_softmax(-1)
-            wanted.append(logp.gather(1, ids[0][at][:, None])[:, 0])
-        with attach(model):
-            for share in (False, True):
-                batch = mp.pack(samples, share_prefix=share)
-                found = packed_logprobs(model, batch)
-                assert (found - torch.cat(wanted)).abs().max() <= TOLERANCES["layouts"].value
-    assert len(batch.media) == 9  # each view once
-    assert batch.num_tokens < sum(map(len, samples))
-
-
 def test_numbers_run_through_a_sample_and_can_be_left_out(tokenizer):
     images = [picture(*size, seed=k) for k, size in enumerate(SIZES)]
     processor = wrapped(tokenizer)
@@ -103,7 +66,6 @@ def test_numbers_run_through_a_sample_and_can_be_left_out(tokenizer):
     assert [text.count(f"<image_id>{k}</image_id>") for k in range(4)] == [1, 1, 1, 0]
     plain = wrapped(tokenizer, use_image_id=False)(asked(images[0]), sample_id="c")
     assert "<image_id>" not in tokenizer.decode(plain.input_ids.tolist())
-    assert plain.processor["image"]["use_image_id"] is False
 
 
 def test_ids_of_an_engine_are_expanded_as_messages_are(tokenizer):
@@ -123,15 +85,6 @@ def test_ids_of_an_engine_are_expanded_as_messages_are(tokenizer):
     recorded = [copy.copy(m) for m in sample.media]  # views as a trace has them
     from_views = processor.from_ids(prompt, recorded, expanded=False, sample_id="b")
     assert from_views.input_ids.tolist() == sample.input_ids.tolist()[:-2]
-
-
-def test_parity_names_the_setting_that_cuts_otherwise(tokenizer):
-    messages = asked(picture(100, 150))
-    left = wrapped(tokenizer)(messages, response_ids=[5], sample_id="a")
-    right = wrapped(tokenizer, slice_mode=False)(messages, response_ids=[5], sample_id="a")
-    report = mp.compare([left], [right])
-    assert not report.ok
-    assert "slice_mode" in str(report.to_json())
 
 
 def test_what_is_refused(tokenizer):
@@ -181,13 +134,7 @@ def test_tokens_by_size_are_those_of_the_processor(side):
     sizes = [[side * rows, side * columns] for rows in range(1, 5) for columns in range(1, 5)]
     hf.image_processor.image_grid_pinpoints = sizes
     wrapped = mp.wrap_processor(hf)
-    for height, width in [
-        (300, 300),
-        (40, 40),
-        (33, 250),
-        (250, 31),
-        *random.integers(20, 300, (12, 2)),
-    ]:
+    for height, width in [(300, 300), (33, 250), (250, 31), *random.integers(20, 300, (6, 2))]:
         image = picture(int(height), int(width))
         sample = wrapped(asked(image), response_ids=[5], sample_id="s")
         text = hf.apply_chat_template(asked(image), tokenize=False, add_generation_prompt=True)

@@ -52,10 +52,8 @@ PLANS = [
     ("qwen_vl_utils", {"video_start": 1.0, "video_end": 3.0}),
     ("qwen_vl_utils", {"model": "qwen3_vl"}),
     ("qwen_vl_utils", {"model": "qwen3_vl", "image_patch_size": 14, "do_resize": True}),
-    ("transformers_qwen2_vl", {"fps": 2.0}),
     ("transformers_qwen2_vl", {"num_frames": 6, "min_pixels": 100_352, "max_pixels": 200_704}),
     ("transformers_qwen3_vl", {}),
-    ("transformers_qwen3_vl", {"num_frames": 5, "max_pixels": 100_000}),
     ("vllm", {"loader": "opencv", "num_frames": 7}),
     ("vllm", {"model": "qwen3_vl"}),
 ]

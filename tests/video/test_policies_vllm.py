@@ -43,9 +43,7 @@ def test_fresh_cases(engine):
     [
         ("qwen_vl_utils", {}),
         ("qwen_vl_utils", {"model": "qwen3_vl"}),
-        ("transformers_qwen2_vl", {"num_frames": 6}),
         ("transformers_qwen3_vl", {"max_pixels": 100_000}),
-        ("transformers_qwen3_vl", {"num_frames": 5}),
         ("vllm", {}),
         ("vllm", {"model": "qwen3_vl"}),
     ],
