@@ -18,7 +18,7 @@ numbers = st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | st.fractions()
 systems = st.sampled_from(SYSTEMS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(numbers, numbers), max_size=4), systems, systems, sizes)
 def test_there_and_back_is_exact(pairs, source, target, sizes):
     values = [v for pair in pairs for v in pair]

@@ -34,7 +34,7 @@ def pieces(draw):
     return audio(codes, sizes, rate, content_hash=hashed, metadata=metadata)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(pieces(), max_size=3), st.sampled_from([".jsonl", ".jsonl.zst", ".parquet"]))
 def test_codec_ids_survive(tmp_path_factory, given_pieces, suffix):
     path = tmp_path_factory.mktemp("t") / f"t{suffix}"

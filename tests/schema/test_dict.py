@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import mmpack as mp
 from mmpack.errors import TraceError
 from tests.support.samples import full_sample, make_sample, samples
 
 
+@settings(max_examples=30)
 @given(samples())
 def test_json_and_back(sample):
     back = mp.Sample.from_dict(json.loads(json.dumps(sample.to_dict())))

@@ -29,7 +29,7 @@ def test_generated_files_are_fresh():
     assert list(sample_schema()["x-rules"]) == list(RULES)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(sample=samples())
 def test_written_records_fit(tmp_path_factory, sample):
     path = tmp_path_factory.mktemp("t") / "t.jsonl"

@@ -135,7 +135,7 @@ def test_what_are_no_routes(values, experts):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("version", ["1", "2"])
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(sample=samples(sample_id="s", replay=True))
 def test_either_version_is_written_and_read(tmp_path_factory, suffix, version, sample):
     path = tmp_path_factory.mktemp("t") / f"t{suffix}"

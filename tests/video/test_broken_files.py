@@ -106,7 +106,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("container", CUTS)
-@pytest.mark.parametrize("share", [0.02, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.6, 0.95])
 def test_cut(container, share):
     whole = CUTS[container]()
     assert probe(whole).total_frames == 60
@@ -132,7 +132,7 @@ def test_mpegts_cut_within_its_last_picture():
     whole = noise(40)
     pictures = decode(whole, range(40))
     counts = {"right": 0, "refused": 0}
-    for stop in range(len(whole) // 188 // 4, len(whole) // 188, 9):
+    for stop in range(len(whole) // 188 // 4, len(whole) // 188, 15):
         cut = whole[: stop * 188]
         try:
             found = decode(cut, range(probe(cut).total_frames))

@@ -36,7 +36,7 @@ def test_the_frames_asked_for_are_those_of_a_whole_decode(name):
     with av.open(io.BytesIO(data)) as container:
         every = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
     turned = np.rot90(every, -CLIPS[name].get("rotation", 0) // 90, axes=(1, 2))
-    for frames in ([29, 3, 3, 17], *(rng.integers(0, 30, n).tolist() for n in (1, 2, 8, 8))):
+    for frames in ([29, 3, 3, 17], *(rng.integers(0, 30, n).tolist() for n in (1, 8))):
         found = decode(data, frames)
         np.testing.assert_array_equal(found, turned[frames])
         assert numbers_of(found) == frames

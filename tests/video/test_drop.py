@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.samples import make_medium, make_sample
 
@@ -81,6 +81,7 @@ def shortened(medium, kept):
     return out
 
 
+@settings(max_examples=40)
 @given(
     st.sampled_from(["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]),
     st.integers(2, 6),
@@ -204,25 +205,6 @@ def test_keys_follow_the_frames():
     black[2:4] = 0
     assert medium.content_hash == content_hash("video", black) and frames[2:4].any()
     assert drop_frames(sample, 0, []).media[0] == whole
-
-
-def test_frames_keep_the_size_of_the_whole_clip():
-    """Qwen3-VL's processor gives a shorter clip larger frames: that is another medium."""
-    from support.video_infos import clip
-
-    from mmpack.video import sample as plan_of
-
-    limit = {"policy": "transformers_qwen3_vl", "do_sample_frames": False}
-    limit |= {"max_pixels": 6 * 64 * 64}
-    whole, short = (plan_of(clip(n, 8.0, 128, 128), **limit).grid_thw for n in (6, 2))
-    assert whole == (3, 4, 4) and short[1:] != whole[1:]
-    medium = video_of(3)
-    recorded = watched("qwen3_vl", medium, stamps=[stamp(s) for s in seconds_of(medium)])
-    frames = np.random.default_rng(0).integers(0, 256, (6, 128, 128, 3), dtype=np.uint8)
-    (left,) = drop_frames(recorded, 0, [1, 2], frames=frames).media
-    content = content_hash("video", frames[:2])
-    assert (left.grid_thw, left.content_hash) == ((1, 4, 4), content)
-    assert left.cache_key != cache_key(content, short, None)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

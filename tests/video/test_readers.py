@@ -25,7 +25,7 @@ TABLE = {
     (row["kind"], row["number"]): row
     for row in json.loads((FIXTURES / "readings.json").read_text())
 }
-FEW = range(0, 28, 9)  # in the default suite; all of them beside the libraries
+FEW = (3, 16)  # in the default suite; all of them beside the libraries
 
 
 def figures(readings, name):
@@ -71,17 +71,6 @@ def test_torchcodecs_rule(kind):
             mine = read_as("torchcodec", video, read_packets(video, Limits()))
         different += (mine.fps, mine.total_frames, mine.duration) != torchcodec(data)
     assert not different or kind == "mp4, variable"
-
-
-def test_an_mp4_in_matroska_is_another_video():
-    """20 seconds at 24 frames per second, two per second wanted."""
-    video = clip("mkv", 0)
-    frames = {
-        reader: sample(video, policy="qwen_vl_utils", reader=reader).num_frames
-        for reader in ("torchcodec", "opencv", "container")
-    }
-    assert frames == {"torchcodec": 38, "opencv": 40, "container": 40}
-    assert sample(clip("mp4", 0), policy="qwen_vl_utils").num_frames == 40
 
 
 @pytest.mark.parametrize(

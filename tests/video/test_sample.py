@@ -32,30 +32,6 @@ def refused(match, info, **settings):
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
 
 
-def test_known_disagreements():
-    """The numbers of docs/causes: frame_sampling and video_budget."""
-    info = clip(138, 25.0, 640, 360)
-    counts = {p: sample(info, policy=p, **s).num_frames for p, s in QWEN3.items()}
-    assert counts == {"qwen_vl_utils": 10, "transformers_qwen3_vl": 11, "vllm": 11}
-    tokens = {p: sample(info, policy=p, **s).num_tokens for p, s in QWEN3.items()}
-    assert tokens == {"qwen_vl_utils": 1100, "transformers_qwen3_vl": 1320, "vllm": 1320}
-    video = clip(300, 30.0, 1920, 1080)
-    assert sample(video, policy="qwen_vl_utils").num_tokens == 7200
-    assert sample(video, policy="transformers_qwen3_vl").num_tokens == 11_960
-    assert sample(video, policy="transformers_qwen2_vl", fps=2.0).num_tokens == 26_910
-    assert sample(video, policy="vllm").num_tokens == 26_910
-
-
-def test_resized_twice():
-    """The wrong image_patch_size: qwen-vl-utils' multiples of 28 become multiples of 32."""
-    info = clip(100, 25.0, 640, 360)
-    wrong = sample(
-        info, policy="qwen_vl_utils", model="qwen3_vl", image_patch_size=14, do_resize=True
-    )
-    right = sample(info, policy="qwen_vl_utils", model="qwen3_vl")
-    assert wrong.resizes == ((644, 364), (640, 352)) and right.resizes == ((640, 352),)
-
-
 def test_fps_missing():
     info = clip(100, None, 320, 240)
     plan = sample(info, policy="transformers_qwen3_vl")
@@ -67,17 +43,6 @@ def test_fps_missing():
     refused("no frame rate", info, policy="qwen_vl_utils")
     for policy in POLICIES:
         refused("no frames", clip(0), policy=policy)
-
-
-@pytest.mark.parametrize(("policy", "given"), ALL)
-def test_odd_counts_and_short_clips(policy, given):
-    """What the family pads is in the grid; what is decoded is not padded."""
-    for total in (2, 3, 5, 7, 31):
-        plan = sample(clip(total, 10.0), policy=policy, **given)
-        assert plan.grid_thw[0] == -(-plan.num_frames // 2)
-        assert len(set(plan.indices)) == plan.num_frames <= total
-        if plan.patch_timestamps is not None and plan.num_frames % 2:
-            assert plan.patch_timestamps[-1] == plan.timestamps[-1]
 
 
 def test_one_frame():
@@ -92,16 +57,14 @@ def test_one_frame():
 
 
 def test_more_frames_than_there_are():
+    """Steps of upstream: transformers can't read what they ask for, vLLM takes the last frame."""
     info = clip(10, 25.0)
     repeated = sample(info, policy="transformers_qwen3_vl", num_frames=15)
     assert repeated.num_frames == 15 and len(set(repeated.indices)) == 10
     assert list(repeated.indices) == sorted(repeated.indices)
-    refused("2 to 10", info, policy="qwen_vl_utils", nframes=16)
     assert sample(info, policy="vllm", loader="opencv", num_frames=16).num_frames == 10
-
-
-def test_a_frame_past_the_end():
-    """Steps of upstream: transformers can't read what they ask for, vLLM takes the last frame."""
+    refused("2 to 10", info, policy="qwen_vl_utils", nframes=16)
+    refused("leave frames", info, policy="qwen_vl_utils", video_start=0.3, video_end=0.31)
     info = clip(34, 25.0)
     refused("frame 34 of 34", info, policy="transformers_qwen2_vl", num_frames=14)
     plan = sample(info, policy="vllm", fps=14 / 34 * 25.0 + 1e-9)
@@ -125,14 +88,6 @@ def test_rotation():
     plan = sample(video, policy="qwen_vl_utils")
     assert plan.source_size == (96, 160) and plan.size[1] > plan.size[0]
     assert plan == sample(probe(video), policy="qwen_vl_utils")
-
-
-def test_start_and_end():
-    info = clip(300, 30.0)
-    plan = sample(info, policy="qwen_vl_utils", video_start=2.0, video_end=5.0)
-    assert (plan.indices[0], plan.indices[-1], plan.counted_frames) == (60, 150, 91)
-    assert plan.second_per_grid_ts == 2 / (plan.num_frames / 91 * 30.0)
-    refused("leave frames", info, policy="qwen_vl_utils", video_start=5.0, video_end=5.01)
 
 
 def test_unknown_names_and_numbers_beyond_all_measure():
@@ -172,7 +127,7 @@ clips = st.builds(
 asked = st.sampled_from([*ALL, ("transformers_qwen2_vl", {"num_frames": 2})])
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(clips, asked)
 def test_round_trips(info, asked):
     """JSON both ways; and out of what a trace records: Medium and processor settings."""
