@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Audio, Family, Views
+from mmpack.families.base import Audio, Family
 from mmpack.families.gemma3 import GEMMA3
 from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.glm4v import GLM4V
@@ -30,7 +30,6 @@ __all__ = [
     "FAMILIES",
     "Audio",
     "Family",
-    "Views",
     "family_of_config",
     "family_of_model_type",
     "get_family",

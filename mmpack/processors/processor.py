@@ -12,13 +12,12 @@ import numpy as np
 from mmpack.errors import LossWarning, callers_level
 from mmpack.families import Family
 from mmpack.layout.occurrences import context_ids
-from mmpack.processors.append import Observation, append_turn
+from mmpack.processors.append import Observation, Replay, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_names, template_options
 from mmpack.processors.build import SETTABLE, build_sample
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.media_maker import MediaMaker
 from mmpack.processors.prompts import PromptWriter
-from mmpack.processors.replay import Replay
 from mmpack.processors.settings import Parts
 from mmpack.processors.videos import Clip, VideoReader
 from mmpack.schema.media import Medium

@@ -1,15 +1,13 @@
 """A plan for a model's processor: metadata and keywords by which transformers and vLLM keep its frames and times.
 
-The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`.
+The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`; vLLM takes `(frames, hf_metadata(plan)
+| {"do_sample_frames": False})` in `multi_modal_data["video"]`, and `hf_kwargs(plan)` as `mm_processor_kwargs`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.video.frame_plan import FramePlan
 
@@ -47,17 +45,3 @@ def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
     if settings["cap_pixels_per_frame"]:
         out["cap_pixels_per_frame"] = True
     return out
-
-
-def vllm_item(plan: FramePlan, frames: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """The entry of vLLM's `multi_modal_data["video"]`; `hf_kwargs(plan)` is its `mm_processor_kwargs`.
-
-    `frames`: uint8 [n, h, w, 3], decoded by the plan. Raises: ArgumentError if they are not the plan's.
-    """
-    wanted = (plan.num_frames, plan.loaded_size[1], plan.loaded_size[0], 3)
-    if frames.shape != wanted or frames.dtype != np.uint8:
-        raise ArgumentError(
-            f"vllm_item: frames are {frames.dtype} {list(frames.shape)}, but the plan has uint8 {list(wanted)}. "
-            "Fix: decode by the plan, resized to plan.loaded_size"
-        )
-    return frames, {**hf_metadata(plan), "do_sample_frames": False}

@@ -52,17 +52,6 @@ class PatchPlan:
         return self.cu_rows.astype(np.int32)
 
     @property
-    def max_seqlen(self) -> int:
-        """Rows of the largest temporal patch."""
-        return int(np.diff(self.cu_rows).max(initial=0))
-
-    @property
-    def frame_lengths(self) -> np.ndarray:
-        """int64 [C]: frames of each clip that its rows hold, repeats not counted."""
-        counted = np.concatenate([[0], np.cumsum(self.frame_mask.sum(axis=1))])
-        return np.diff(counted[self.cu_temporal])
-
-    @property
     def frame_mask(self) -> np.ndarray:
         """bool [T, temporal_patch_size]: False where a frame only repeats the one before to fill its patch."""
         return np.diff(self.frame_index, axis=1, prepend=-1) != 0
@@ -81,14 +70,6 @@ class PatchPlan:
         """Frame-major shape of a clip."""
         n, h, w = (int(size) for size in self.sizes[clip])
         return (n, h, w, CHANNELS) if self.channels_last else (n, CHANNELS, h, w)
-
-    def temporal_ids(self) -> np.ndarray:
-        """int64 [vision tokens]: the temporal patch of each token after merging, counted from 0 in each clip.
-
-        Patches that were dropped leave no gap, as they leave none in a processor's grid.
-        """
-        numbers = np.arange(len(self.kept)) - np.repeat(self.cu_temporal[:-1], self.grids[:, 0])
-        return np.repeat(numbers, np.diff(self.cu_rows) // self.family.spatial_merge_size**2)
 
     def gather_index(self, clip: int) -> np.ndarray:
         """int64 [rows, patch_dim]: `frames.reshape(-1)[index]` are the clip's rows."""

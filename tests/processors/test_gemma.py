@@ -12,7 +12,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.ops.patches.lines import lines_of
 from mmpack.packing.media import tiles_of
-from mmpack.video.drop_media import blackened
+from mmpack.video.drop import blackened
 
 KITS = [name for name in ("gemma3", "gemma4") if get_kit(name).available]
 needs_gemma4 = pytest.mark.skipif("gemma4" not in KITS, reason="Gemma 4 is too old here")

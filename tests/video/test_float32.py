@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmpack.video.policies.float32 import torch_arange, torch_linspace
+from mmpack.video.policies.rules import torch_arange, torch_linspace
 
 
 @settings(max_examples=150)

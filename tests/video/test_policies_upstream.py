@@ -8,7 +8,8 @@ import pytest
 from support.video_infos import clip
 
 from mmpack.errors import ArgumentError
-from mmpack.video import hf_kwargs, hf_metadata, sample
+from mmpack.video import sample
+from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 pytestmark = pytest.mark.upstream
 ORACLES = Path(__file__).resolve().parents[2] / "fixtures" / "video"

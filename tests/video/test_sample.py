@@ -15,7 +15,8 @@ import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.layout.seconds import frame_seconds
-from mmpack.video import POLICIES, FramePlan, probe, sample
+from mmpack.video import FramePlan, probe, sample
+from mmpack.video.policies.registry import POLICIES
 
 QWEN2 = {"qwen_vl_utils": {}, "transformers_qwen2_vl": {"fps": 2.0}, "vllm": {}}
 QWEN3 = {
@@ -230,8 +231,8 @@ import mmpack.video
 assert "av" not in sys.modules and "torch" not in sys.modules
 import mmpack.video.choose_frames, mmpack.video.policies.registry
 assert callable(mmpack.video.sample) and callable(mmpack.video.decode)
-for name in mmpack.video.POLICIES:
-    assert mmpack.video.POLICIES[name].resolve({}).patch_size
+for policy in mmpack.video.policies.registry.POLICIES.values():
+    assert policy.resolve({}).patch_size
 assert "torch" not in sys.modules
 """
     result = run_python(code)
