@@ -10,7 +10,13 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.layout.occurrences import occurring_media
-from mmpack.processors.arguments import as_ids, as_logprobs, check_fields, template_options
+from mmpack.processors.arguments import (
+    as_ids,
+    as_logprobs,
+    check_fields,
+    check_lengths,
+    template_options,
+)
 from mmpack.processors.build import COMPUTED, build_sample
 from mmpack.processors.conversation import PAST, after_a_turn, source_of
 from mmpack.processors.views import pictures
@@ -145,15 +151,7 @@ class Replay(NamedTuple):
 def joined_replay(sample: Sample, new: Replay, count: int, length: int) -> dict[str, Any]:
     """The fields of `sample` with a response of `count` ids behind it, `length` tokens in all. Raises ArgumentError."""
     check_fields(new._asdict())
-    lists = {"kept_ids": new.kept_ids} | {
-        f"teachers[{n!r:.40}]": x for n, x in (new.teachers or {}).items()
-    }
-    for name, own in lists.items():
-        if own is not None and len(own) != count:
-            raise ArgumentError(
-                f"processor.append: {name} has {len(own)} lists for {count} response ids. "
-                "Fix: pass one list per response id"
-            )
+    check_lengths(new._asdict(), count, length)
     return {
         "kept_ids": _kept(sample, new.kept_ids, count),
         "teachers": _teachers(sample, new.teachers or {}, count),
@@ -195,11 +193,6 @@ def _routes(sample: Sample, new: np.ndarray | None, count: int, length: int) -> 
     if new is None:  # what came back is not run yet: no logprob reads it
         tail = None if old is None else np.zeros((length - len(old), *old.shape[1:]), old.dtype)
         return None if old is None or tail is None else np.concatenate([old, tail])
-    if len(new) != length:
-        raise ArgumentError(
-            f"processor.append: routed_experts has routes for {len(new)} tokens, expected {length}. "
-            "Fix: pass one row per token of context and response; the last row may hold anything"
-        )
     ran = int(sample.loss_indices.max()) if sample.num_loss_tokens else 0
     if ran and (old is None or not np.array_equal(old[:ran], new[:ran])):
         raise ArgumentError(

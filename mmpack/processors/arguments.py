@@ -192,7 +192,8 @@ def check_lengths(fields: dict[str, Any], count: int, length: int) -> None:
     for name, own in lists.items():
         if own is not None and len(own) != count:
             raise ArgumentError(
-                f"processor: {name} has {len(own)} lists, expected {count}. Fix: pass one list for each sampled token"
+                f"processor: {name} has {len(own)} lists for {count} response ids. "
+                "Fix: pass one list for each sampled token"
             )
     routes = fields.get("routed_experts")
     if routes is not None and len(routes) != length:

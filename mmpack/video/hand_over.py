@@ -1,7 +1,8 @@
 """A plan for a model's processor: metadata and keywords by which transformers and vLLM keep its frames and times.
 
-The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`; vLLM takes `(frames, hf_metadata(plan)
-| {"do_sample_frames": False})` in `multi_modal_data["video"]`, and `hf_kwargs(plan)` as `mm_processor_kwargs`.
+The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`. vLLM takes
+`(frames, hf_metadata(plan) | {"do_sample_frames": False})` in `multi_modal_data["video"]`, and `hf_kwargs(plan)` as
+`mm_processor_kwargs`.
 """
 
 from __future__ import annotations

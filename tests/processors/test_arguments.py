@@ -40,7 +40,7 @@ def refused(call, error, match):
         ({"rollout_logprobs": [None, -1.0]}, r"rollout_logprobs\[0\] is nan"),
         ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
         ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
-        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists, expected 2"),
+        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists for 2 response ids"),
         (
             {"teachers": {3: mp.Ragged.empty(2, True)}},
             "teachers: has the teacher 3, expected a name",

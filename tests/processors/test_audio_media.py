@@ -171,22 +171,6 @@ def test_what_is_no_audio(processor, item, says):
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("item", "says"),
-    [
-        (noise(1000), "is not audio. Fix: pass .samples, sampling_rate"),
-        ((RATE, noise(1000)), "the rate comes before the samples"),
-        (
-            {"array": noise(800), "sampling_rate": RATE, "offset": 1.0},
-            "holds 'offset' beside array",
-        ),
-    ],
-)
-def test_what_is_no_audio_in_messages(processor, item, says):
-    with pytest.raises(mp.ArgumentError, match=says):
-        processor(asked({"type": "audio", "audio": item}), sample_id="s")
-
-
 def test_an_audio_beyond_the_extractors_window(hf, processor):
     """Its window is 10 s. Qwen2.5-Omni's processor drops the rest, Qwen3-Omni's does not."""
     window = hf.feature_extractor.n_samples

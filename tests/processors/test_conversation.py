@@ -143,16 +143,6 @@ def test_pictures_are_counted_on(make_hf, picture):
     assert [f"Picture {k}: " in written for k in (1, 2, 3, 4)] == [True, True, True, False]
 
 
-def test_media_in_order_and_sources(processor, picture):
-    sample = processor([{"role": "user", "content": "x"}], response_ids=[40], sample_id="s")
-    bare = [{"role": "user", "content": [{"type": "image"}, text("y"), {"type": "image"}]}]
-    more = processor.append(sample, messages=bare, media=[picture(0), picture(1, 200, 150)])
-    assert [m.size for m in more.media] == [(120, 90), (200, 150)]
-    assert more.observation_spans[0].source == "user"
-    named = processor.append(sample, messages=bare, media=[picture(0)] * 2, source="screenshot")
-    assert named.observation_spans[0].source == "screenshot"
-
-
 def test_a_response_after_the_turns(processor):
     messages = [
         {"role": r, "content": c} for r, c in (("user", "x"), ("assistant", "y"), ("user", "z"))
@@ -176,23 +166,6 @@ def test_a_turn_begins_with_its_own_token(processor):
     )
     prompted = processor(messages[:1], response_ids=sample.input_ids[span.start :], sample_id="s")
     assert np.array_equal(prompted.input_ids, sample.input_ids)
-
-
-def test_clips_of_tools(make_hf, picture):
-    hf = make_hf("qwen3_vl", max_pixels=256 * 32 * 32)
-    processor = mp.wrap_processor(hf, chat_template=template("qwen3_vl"))
-    messages = conversation(picture)
-    clip = (np.zeros((8, 64, 64, 3), np.uint8), {"fps": 2.0})
-    messages[4]["content"].append({"type": "video", "video": clip})
-    sample = processor(messages, assistant_loss=True, sample_id="s")
-    plain = processor(messages, sample_id="s", template_kwargs={"add_generation_prompt": False})
-    assert np.array_equal(sample.input_ids, plain.input_ids)
-    assert sample.modality_spans == plain.modality_spans and mp.validate(sample) == []
-    assert [m.modality for m in sample.media] == ["image", "image", "video"]
-    answers = [sample.input_ids[s.start : s.stop] for s in sample.loss_spans]
-    more = processor(messages[:2], response_ids=answers[0], sample_id="s")
-    more = processor.append(more, messages=messages[3:5], response_ids=answers[1])
-    assert np.array_equal(more.input_ids, sample.input_ids[: len(more)])
 
 
 THINKING = [

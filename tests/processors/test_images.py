@@ -134,13 +134,6 @@ def test_grey_levels_beyond_8_bits(processor, name):
     refuses(processor, ([image] * 4, {"fps": 2.0}), match)
 
 
-@pytest.mark.parametrize("dtype", ["<u2", "<f4"])
-def test_grey_levels_that_fit_into_8_bits(processor, dtype):
-    levels = (RAMP / 257).astype(np.uint8)
-    pixels, _ = processor.rgb_pixels(Image.fromarray(levels.astype(dtype)))
-    assert np.array_equal(pixels, np.stack([levels] * 3, axis=-1))
-
-
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF", "AVIF"])
 def test_several_frames(processor, hf, tmp_path, kind):
     frames = [Image.new("RGB", (64, 64), (50 * k, 0, 99)) for k in range(5)]

@@ -12,7 +12,6 @@ from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
 from mmpack.processors.differences import KEPT, REPLACED
-from mmpack.processors.expand import expanded_ids
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
@@ -154,25 +153,6 @@ def test_videos_equal_the_hf_processor(qwen3, parts):
     assert len(mp.pack([sample], share_prefix=True).media_order) == len(media)
 
 
-def test_what_becomes_of_the_markers_is_a_setting(qwen3):
-    """transformers before 5.10 and after write other ids; which is recorded."""
-    messages = user(clip())
-    samples = {}
-    for markers in (KEPT, REPLACED):
-        processor = mp.wrap_processor(qwen3)
-        processor.parts.video_markers = markers
-        samples[markers] = processor(messages, sample_id="s")
-        assert samples[markers].processor["video_markers"] == markers
-        assert mp.validate(samples[markers]) == []
-    kept, replaced = (samples[m].input_ids.tolist() for m in (KEPT, REPLACED))
-    assert len(kept) == len(replaced) + 2
-    at = kept.index(START)
-    stop = len(kept) - 1 - kept[::-1].index(END)
-    assert replaced == [*kept[:at], *kept[at + 1 : stop], *kept[stop + 1 :]]
-    prints = [mp.compare([samples[KEPT]], [s]).ok for s in (samples[KEPT], samples[REPLACED])]
-    assert prints == [True, False]
-
-
 @pytest.mark.parametrize("markers", [KEPT, REPLACED])
 def test_one_id_a_video(qwen3, markers):
     """Unexpanded ids of an engine: seconds are encoded by themselves; a sampled placeholder stays a text token."""
@@ -184,6 +164,7 @@ def test_one_id_a_video(qwen3, markers):
         runs += [*qwen3.tokenizer(written)["input_ids"], START, *[VIDEO] * 6, END]
     ids = [5, START, VIDEO, END, 6, 7, VIDEO, 8]
     sample = processor.from_ids(ids, [medium], expanded=False, loss_spans=[(5, 8)], sample_id="s")
+    assert sample.processor["video_markers"] == markers
     fence = ([START], [END]) if markers == KEPT else ([], [])
     assert sample.input_ids.tolist() == [5, *fence[0], *runs, *fence[1], 6, 7, VIDEO, 8]
     n = len(sample)
@@ -198,24 +179,6 @@ def test_one_id_a_video(qwen3, markers):
     assert more.input_ids.tolist() == [5, 6, *fence[0], *runs, *fence[1], 9]
     last = processor.append(more, observation_ids=[4])
     assert [s.frame for s in last.modality_spans] == [0, 1, 2] and mp.validate(last) == []
-
-
-@pytest.mark.parametrize(
-    ("medium", "seconds"),
-    [
-        (clip(3, (2, 2, 2), fps=2.0, frame_indices=[0, 1, 6]), ["0.2", "3.0"]),
-        (
-            clip(4, (2, 2, 2), fps=None, frame_indices=None, frame_timestamps=(0.5, 1.0, 2.0, 9.5)),
-            ["0.8", "5.8"],
-        ),
-        (clip(2, (1, 2, 2), fps=4.0, frame_indices=[4, 5], frame_timestamps=(7.0, 8.0)), ["1.1"]),
-    ],
-)
-def test_seconds(qwen_tok, medium, seconds):
-    family = get_family("qwen3_vl")
-    ids, _ = expanded_ids(np.array([VIDEO]), [medium], family, qwen_tok, KEPT)
-    written = "".join(f"<{s} seconds><|vision_start|><|video_pad|><|vision_end|>" for s in seconds)
-    assert qwen_tok.decode(ids.tolist()) == written
 
 
 @pytest.mark.parametrize(

@@ -113,12 +113,6 @@ def test_switched_off_settings_do_not_count(switch, setting):
     assert vision_settings(pil()) != vision_settings(pil(**setting))
 
 
-def test_one_number_for_three_channels():
-    three = vision_settings(pil(image_mean=[0.5] * 3, image_std=[1, 1, 1]))
-    assert vision_settings(pil(image_mean=0.5, image_std=1)) == three
-    assert json.dumps(three) == json.dumps(vision_settings(pil(image_mean=0.5, image_std=1.0)))
-
-
 def test_other_settings_that_matter(hf, make_hf):
     one = mp.wrap_processor(hf).fingerprint
     others = [

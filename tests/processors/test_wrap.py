@@ -1,6 +1,5 @@
 """Samples against what the Hugging Face processor itself makes, and against `get_rope_index`."""
 
-import dataclasses
 import pickle
 import subprocess
 import sys
@@ -254,19 +253,6 @@ def test_videos_are_laid_out(processor, picture):
         processor.from_ids(ids, media=[picture(0), video()], sample_id="s")
     with pytest.raises(ArgumentError, match="of type image"):
         processor([user(video())], sample_id="s")
-
-
-def test_equal_frames_at_other_times_are_two_media(processor):
-    """One embedding, two media: the samples' positions differ, and parity compares the times of each."""
-    slow, fast = video(), dataclasses.replace(video(), second_per_grid_ts=0.5)
-    run = [START, *[VIDEO] * 8, END]
-    sample = processor.from_ids([9, *run, *run, *run], media=[slow, fast, slow], sample_id="s")
-    assert [m.second_per_grid_ts for m in sample.media] == [1.5, 0.5]
-    assert [s.media_index for s in sample.modality_spans] == [0, 1, 0]
-    assert mp.validate(sample) == []
-    assert len(mp.pack([sample]).media) == 1
-    steps = [np.ptp(sample.position_ids[0, s.start : s.stop]) for s in sample.modality_spans]
-    assert steps == [3, 1, 3]
 
 
 # ---------------------------------------------------------------- wrapping

@@ -208,28 +208,6 @@ def test_calls_and_their_answers(by, name):
     assert "zoom" in text and "box" in text and '\\"' not in text
 
 
-@pytest.mark.parametrize("thinking", [True, False])
-def test_a_keyword_at_its_default_is_read(by, thinking):
-    asked = [said("x"), answer("y")]
-    options = {"enable_thinking": thinking}
-    by("qwen3")(asked[:1], [1], sample_id="s", template_kwargs=options)
-    by("qwen3_vl")(asked[:1], [1], sample_id="s", template_kwargs={"add_vision_id": thinking})
-    by("qwen3").render(asked, **options, add_generation_prompt=False)
-    by("qwen3").render(asked, tools=[], documents=None)
-
-
-def test_parts_of_a_row_with_all_columns(by, picture):
-    """`datasets` gives every part every key: an image of None is none."""
-    parts = [
-        {"type": "image", "image": picture(0), "text": None},
-        {"type": "text", "image": None, "text": "x"},
-    ]
-    processor = by("qwen3_vl")
-    sample = processor([user(*parts)], sample_id="s")
-    wanted = processor([user({"type": "image", "image": picture(0)}, "x")], sample_id="s")
-    assert sample == wanted and len(sample.media) == 1
-
-
 def test_thoughts_of_earlier_turns_are_a_warning(by):
     """Qwen3's template leaves them out by its own rule, as the engine's does."""
     messages = [said("x"), answer("y", reasoning_content="hm"), said("z")]
@@ -294,18 +272,6 @@ def test_arguments_as_a_template_reads_them(hf):
     lost(
         lambda: objects.render(log('{"box": [1')),
         named + "JSON's notation. Fix: pass the call as text",
-    )
-
-
-@pytest.mark.parametrize("arguments", ['{"x": 1, "x": 2}', '{"x": [1e400]}'])
-def test_arguments_that_an_object_does_not_hold(by, hf, arguments):
-    """They stay as the model wrote them; a template that can't is named."""
-    log = [said("x"), answer("", tool_calls=[call(arguments)])]
-    assert f'"arguments": {arguments}}}' in by("qwen3_vl").render(log)
-    coded = CALLED.replace("ARGUMENTS", "c.function.arguments | tojson")
-    lost(
-        lambda: mp.wrap_processor(hf, chat_template=coded).render(log),
-        r"the key 'arguments' of tool_calls\[0\].*each key once and numbers that floats hold",
     )
 
 

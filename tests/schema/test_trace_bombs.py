@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,7 @@ import zstandard
 from support.samples import full_sample, make_sample
 
 from mmpack.errors import ArgumentError, TraceError
-from mmpack.schema import bounds, parquet_pages
-from mmpack.schema.jsonl import dump_json
+from mmpack.schema import parquet_pages
 from mmpack.schema.parquet_pages import read_row_groups
 from mmpack.schema.parquet_rows import row_lengths
 from mmpack.schema.plain_json import json_fault
@@ -221,37 +219,6 @@ def test_parquet_bomb_of_a_row_of_many_ids(tmp_path):
     assert "record 1001: is larger" in refuse(path, "MM010")
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
-@pytest.mark.parametrize(("version", "dictionary"), [("1.0", True), ("2.0", False)])
-def test_row_lengths_are_those_of_pyarrow(tmp_path, compression, version, dictionary):
-    rng = np.random.default_rng(0)
-    lengths = rng.choice([0, 1, 3, 8, 9, 64, 500], 300)
-    lists = [None if n == 1 and i % 2 else [int(n)] * n for i, n in enumerate(lengths)]
-    nested = [None if row is None else [row, [], row[:2]] for row in lists]
-    table = pa.table({"flat": lists, "deep": pa.array(nested, pa.list_(pa.list_(pa.int64())))})
-    path = tmp_path / "t.parquet"
-    pq.write_table(
-        table,
-        path,
-        compression=compression,
-        data_page_version=version,
-        use_dictionary=dictionary,
-        data_page_size=500,
-        write_batch_size=10,
-    )
-    schema = pq.ParquetFile(path).schema
-    with path.open("rb") as file:
-        ((rows, chunks),) = read_row_groups(file, "t")
-        found = [
-            row_lengths(file, chunk, rows, schema.column(i).max_repetition_level, "t")
-            for i, chunk in enumerate(chunks)
-        ]
-    entries = [[max(len(row or ()), 1) for row in lists]]  # an empty or missing list has one, too
-    entries.append([sum(max(len(r), 1) for r in row or ([],)) for row in nested])
-    for ours, wanted in zip(found, entries, strict=True):
-        assert ours.tolist() == wanted
-
-
 def test_columns_that_share_pages_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     write_trace(path, [full_sample()])
@@ -305,18 +272,6 @@ def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monke
     assert len(list(read_trace(path, max_record_bytes=2**28))) == 1
 
 
-def test_a_file_may_have_so_many_items_in_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "MAX_ITEMS", 2**12)
-    path = tmp_path / "t.jsonl.zst"
-    sample = make_sample([("text", [1, 2])])
-    sample.metadata = {"a": [[]] * 4000}
-    samples = [replace(sample, sample_id=f"s{i}") for i in range(40)]
-    write_trace(path, samples)
-    assert len(list(read_trace(path))) == 40
-    why = refuse(path, "MM010", max_record_bytes=2**17)
-    assert "objects, lists and keys in" in why and ".zst: record 33" in why
-
-
 def test_many_small_values_in_a_record_take_little_beside_themselves():
     value = {"a": [[]] * 10**5}
     for _ in range(20):
@@ -349,48 +304,41 @@ def test_memory_of_many_samples(tmp_path, suffix, number, bound):
     assert count == number and peak < bound
 
 
-@pytest.mark.parametrize(
-    ("compression", "version", "dictionary", "checksum"),
-    [("none", "1.0", True, False), ("zstd", "2.0", False, True), ("zstd", "1.0", True, True)],
-)
-def test_page_walk_agrees_with_pyarrow(tmp_path, compression, version, dictionary, checksum):
-    path = tmp_path / "t.parquet"
-    rng = np.random.default_rng(0)
-    rows = [
-        make_sample([("text", rng.integers(0, 10**5, 300))], f"s{i}").to_dict(numpy=True)
-        for i in range(50)
-    ]
-    table = pa.table(
-        {
-            "input_ids": [r["input_ids"] for r in rows],
-            "sample_id": [r["sample_id"] for r in rows],
-            "media": [dump_json(r["media"]) for r in rows],
-            "tags": [["a", None]] * 49 + [None],
-        }
-    )
-    pq.write_table(
-        table,
-        path,
-        row_group_size=20,
-        compression=compression,
-        data_page_version=version,
-        use_dictionary=dictionary,
-        write_page_checksum=checksum,
-        data_page_size=1000,
-        write_batch_size=10,
-    )
-    theirs = pq.ParquetFile(path).metadata
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize(("version", "dictionary"), [("1.0", True), ("2.0", False)])
+def test_page_walk_and_row_lengths_are_pyarrows(tmp_path, compression, version, dictionary):
+    rng, path = np.random.default_rng(0), tmp_path / "t.parquet"
+    lengths = rng.choice([0, 1, 3, 8, 9, 64, 500], 300)
+    lists = [None if n == 1 and i % 2 else [int(n)] * n for i, n in enumerate(lengths)]
+    nested = [None if row is None else [row, [], row[:2]] for row in lists]
+    deep = pa.array(nested, pa.list_(pa.list_(pa.int64())))
+    texts = [["a", None]] * 299 + [None]
+    options = {"compression": compression, "data_page_version": version, "row_group_size": 120}
+    options |= {"use_dictionary": dictionary, "write_page_checksum": dictionary}
+    table = pa.table({"flat": lists, "deep": deep, "tags": texts, "id": list(map(str, range(300)))})
+    pq.write_table(table, path, data_page_size=500, write_batch_size=10, **options)
+    theirs = pq.ParquetFile(path)
     with path.open("rb") as file:
         ours = read_row_groups(file, "t")
-    assert [rows for rows, _ in ours] == [20, 20, 10]
-    for i, (_, chunks) in enumerate(ours):
-        for j, chunk in enumerate(chunks):
-            column = theirs.row_group(i).column(j)
-            assert chunk.values == column.num_values
-            assert chunk.is_nested == ("." in column.path_in_schema)
-            assert chunk.is_text == (column.physical_type == "BYTE_ARRAY")
-            assert (chunk.repeated_bytes > 0) == column.has_dictionary_page
-            assert 0 < chunk.page_bytes < column.total_uncompressed_size  # theirs counts headers
+        assert [rows for rows, _ in ours] == [120, 120, 60]
+        for i, (rows, chunks) in enumerate(ours):
+            for j, chunk in enumerate(chunks):
+                column = theirs.metadata.row_group(i).column(j)
+                assert chunk.values == column.num_values
+                assert chunk.is_nested == ("." in column.path_in_schema)
+                assert chunk.is_text == (column.physical_type == "BYTE_ARRAY")
+                assert (chunk.repeated_bytes > 0) == column.has_dictionary_page
+                assert (
+                    0 < chunk.page_bytes < column.total_uncompressed_size
+                )  # theirs counts headers
+            part = slice(120 * i, 120 * i + rows)
+            wanted = [
+                max(len(row or ()), 1) for row in lists[part]
+            ]  # an empty list has one entry, too
+            inner = [sum(max(len(r), 1) for r in row or ([],)) for row in nested[part]]
+            for chunk, entries in zip(chunks, (wanted, inner), strict=False):
+                depth = theirs.schema.column(chunks.index(chunk)).max_repetition_level
+                assert row_lengths(file, chunk, rows, depth, "t").tolist() == entries
 
 
 def test_a_lying_page_is_refused(tmp_path):

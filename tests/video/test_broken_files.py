@@ -144,15 +144,6 @@ def test_mpegts_cut_within_its_last_picture():
     assert min(counts.values()) > 1, counts
 
 
-def test_a_stream_that_begins_midway():
-    """Subtitles of an FLV, in their first tag: FFmpeg makes a stream of them, of which PyAV does not know."""
-    text = b"\2\0\nonTextData\x08\0\0\0\1\0\4text\2\0\2hi\0\0\x09"
-    tag = b"\x12" + len(text).to_bytes(3) + (5000).to_bytes(3) + bytes(4) + text
-    video = clip(60, container="flv", sound=True)
-    assert probe(video).total_frames == 60
-    refused(video + tag + len(tag).to_bytes(4), "one of its streams begins midway")
-
-
 @pytest.mark.parametrize("container", ["matroska", "flv"])
 def test_times_before_0(container):
     """FFmpeg reads no time of them in Matroska, in FLV one of 24 days later."""

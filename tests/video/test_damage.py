@@ -70,19 +70,6 @@ def same_with_any_threads(data, frames, flips, tries, damaged):
     assert read > 2
 
 
-def test_damaged_vp8_has_the_same_pixels_with_any_threads():
-    file = io.BytesIO()
-    with av.open(file, "w", format="webm") as out:
-        stream = out.add_stream("libvpx", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 256, 192, "yuv420p"
-        for n in range(FRAMES):
-            frame = av.VideoFrame.from_ndarray(picture(n, (256, 192)), "rgb24")
-            out.mux(stream.encode(frame.reformat(format="yuv420p")))
-        out.mux(stream.encode())
-    video = file.getvalue()
-    same_with_any_threads(video, 15, 8, 20, (len(video) // 8, len(video)))
-
-
 def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
     """FFmpeg drops hidden pictures and does not report which were broken; later ones refer to them."""
     video = with_hidden_frames(20, gop=30)

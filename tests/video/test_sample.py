@@ -83,14 +83,6 @@ def test_variable_rate():
     assert plan.container_timestamps != pytest.approx(plan.timestamps, abs=0.05)
 
 
-def test_rotation():
-    """The size is the upright one, and the plan of a file is that of its VideoInfo."""
-    video = file_of(30, size=(96, 160), rotation=90)
-    plan = sample(video, policy="qwen_vl_utils")
-    assert plan.source_size == (96, 160) and plan.size[1] > plan.size[0]
-    assert plan == sample(probe(video), policy="qwen_vl_utils")
-
-
 def test_unknown_names_and_numbers_beyond_all_measure():
     info, huge = clip(100), 10**400
     refused("qwen_vl_utils, transformers_qwen2_vl", info, policy="uniform")
