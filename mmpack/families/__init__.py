@@ -26,14 +26,7 @@ from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 from mmpack.families.smolvlm import SMOLVLM
 
-__all__ = [
-    "FAMILIES",
-    "Audio",
-    "Family",
-    "family_of_config",
-    "family_of_model_type",
-    "get_family",
-]
+__all__ = ["FAMILIES", "Audio", "Family", "family_of_config", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f

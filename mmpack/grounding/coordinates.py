@@ -82,10 +82,7 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
     t, h, w = medium.grid_thw
     tiled = family.pixel_layout == "tiles" and t > 1
     model = (w * family.patch_size, h * family.patch_size)
-    return Sizes(
-        model=None if tiled else _size(model),
-        original=_upright_size(medium, screen),
-    )
+    return Sizes(model=None if tiled else _size(model), original=_upright_size(medium, screen))
 
 
 def convert(

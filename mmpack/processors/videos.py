@@ -102,12 +102,7 @@ class VideoReader:
         return clip
 
     def medium(
-        self,
-        item: Any,
-        processor: Any,
-        settings: Mapping[str, Any],
-        cache: MediaCache,
-        where: str,
+        self, item: Any, processor: Any, settings: Mapping[str, Any], cache: MediaCache, where: str
     ) -> Medium:
         """`clip`, laid out by the video processor `processor`, whose `settings` decide the cache key.
 

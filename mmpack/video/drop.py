@@ -273,13 +273,7 @@ def _black(settings: dict[str, Any] | None) -> np.ndarray:
 
 
 STAMP = 16  # tokens of a timestamp and of what opens it, at most
-_SPANS = (
-    "loss_spans",
-    "observation_spans",
-    "action_spans",
-    "region_spans",
-    "policy_versions",
-)
+_SPANS = ("loss_spans", "observation_spans", "action_spans", "region_spans", "policy_versions")
 
 
 def spans_to_cut(

@@ -34,10 +34,7 @@ def hf_metadata(plan: FramePlan) -> dict[str, Any]:
 def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
     """Keyword arguments of a video processor's call: nothing is sampled again, and the size becomes the plan's."""
     settings = plan.settings
-    out: dict[str, Any] = {
-        "do_sample_frames": False,
-        "do_resize": plan.size != plan.loaded_size,
-    }
+    out: dict[str, Any] = {"do_sample_frames": False, "do_resize": plan.size != plan.loaded_size}
     video = get_family(settings["model"]).video
     if video is not None and video.resize == "budget":
         token = settings["patch_size"] * settings["merge_size"]

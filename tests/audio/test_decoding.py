@@ -130,7 +130,10 @@ UNCUT = {name: written(name, NOISE) for name in FORMATS}
 @pytest.mark.parametrize("kept", [0.5, 0.999])
 def test_a_file_that_was_cut_is_refused(format, kept):
     whole = UNCUT[format]
-    np.testing.assert_allclose(decode(whole)[0], NOISE, atol=0.2 if format == "MP3" else 5e-2)
+    found = decode(whole)[0]
+    assert len(found) == len(NOISE)
+    if format not in ("OGG", "MP3"):
+        np.testing.assert_allclose(found, NOISE, atol=2 / 32768)
     with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples"):
         decode(whole[: int(kept * len(whole))])
 

@@ -73,15 +73,21 @@ def test_what_is_refused(registered):
         (mine(pad_token_id=151655), "pad_token_id=151655, which is a placeholder"),
         (mine(patch_size=0), "patch_size=0"),
         (mine(tokens_per_second=-1.0), "tokens_per_second=-1.0"),
-        (mine(video_layout="rows"), "video_layout='rows'. Fix: use one of 'frames'"),
+        (mine(video_layout="rows"), "video_layout='rows'. Fix: use one of "),
         (mine(video_token_id=None), "video_layout='frames' but no video_token_id"),
         (mine(position_rules=("grid", "count")), "'count' gives one row"),
-        (mine(texts=Texts(frame_time="last")), "frame_time='last'. Fix: use 'first' or 'middle'"),
+        (
+            mine(texts=Texts(frame_time="last")),
+            "frame_time='last'. Fix: use one of 'first', 'middle'",
+        ),
         (
             mine(two_way=TwoWay(("audio",))),
             r"two_way with media=\('audio',\). Fix: .* image, video",
         ),
-        (mine(video=replace(VIDEO, resize="crop")), "resize='crop'. Fix: use 'area' or 'budget'"),
+        (
+            mine(video=replace(VIDEO, resize="crop")),
+            "resize='crop'. Fix: use one of 'area', 'budget'",
+        ),
         (mine(audio=replace(AUDIO, halvings=("half",))), r"halvings=\('half',\)"),
     ]:
         with pytest.raises(ArgumentError, match=message) as caught:

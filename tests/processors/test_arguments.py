@@ -26,10 +26,7 @@ def refused(call, error, match):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        (
-            {"rewards": [1.0]},
-            r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\(",
-        ),
+        ({"rewards": [1.0]}, r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\("),
         ({"rewards": 1.0}, "rewards is float, expected a list of Score"),
         ({"rewards": [mp.Score("a", float("nan"))]}, r"rewards\[0\].value: nan"),
         ({"rewards": [mp.Score("a", 1.0, "everywhere")]}, r"rewards\[0\].scope"),

@@ -121,11 +121,7 @@ def test_a_video_with_its_sound(hf, processor):
         last = "video" if kind == "audio" else kind
     items = [processor.medium(part["video"]), processor.medium(part["audio"], kind="sound")]
     again = processor.from_ids(
-        short,
-        items,
-        expanded=False,
-        loss_spans=[(len(short) - 2, len(short))],
-        sample_id="a",
+        short, items, expanded=False, loss_spans=[(len(short) - 2, len(short))], sample_id="a"
     )
     assert again == sample
 

@@ -42,11 +42,7 @@ def clip_of(frames, fps, size, seed=0):
     return out.getvalue(), decoded
 
 
-CLIPS = {
-    "wide": (37, 25, (320, 176)),
-    "odd": (11, 3, (64, 64)),
-    "small": (16, 12, (48, 32)),
-}
+CLIPS = {"wide": (37, 25, (320, 176)), "odd": (11, 3, (64, 64)), "small": (16, 12, (48, 32))}
 
 
 @pytest.fixture(scope="module")

@@ -103,11 +103,7 @@ def part(**fields):
             None,
             "'url', and mmpack fetches nothing",
         ),
-        (
-            part(type="input_audio", input_audio={"data": "AAAA"}),
-            None,
-            "takes no audio",
-        ),
+        (part(type="input_audio", input_audio={"data": "AAAA"}), None, "takes no audio"),
         (part(type="file", file={"file_id": "f"}), None, "holds .file., which mmpack can"),
         (part(type="image", path="a.png"), None, "no media_root"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),

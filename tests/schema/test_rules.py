@@ -68,12 +68,7 @@ def _routes(**changes: Any) -> dict[str, Any]:
 
 LINE = record()
 STRUCTURE: dict[str, list[bytes]] = {
-    "MM001": [
-        b"hello\n",
-        b"\x89PNG\r\n\x1a\n",
-        b"\xef\xbb\xbf" + LINE,
-        LINE[:-1] + b"\xff}\n",
-    ],
+    "MM001": [b"hello\n", b"\x89PNG\r\n\x1a\n", b"\xef\xbb\xbf" + LINE, LINE[:-1] + b"\xff}\n"],
     "MM002": [LINE + b"\n" + LINE[:50], b'{"a": "\xc3'],
     "MM003": [
         b"[]\n",
@@ -312,17 +307,10 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM108": ("media[0]", [_medium(num_tokens=24)]),
     "MM109": ("media[1]", [_same_key]),
     "MM110": ("modality_spans[0]", [_two_first]),
-    "MM111": (
-        "media[0]",
-        [_video, _film(frame_indices=None, frame_timestamps=(0.0, 0.1, 0.2))],
-    ),
+    "MM111": ("media[0]", [_video, _film(frame_indices=None, frame_timestamps=(0.0, 0.1, 0.2))]),
     "MM112": (
         "media[0]",
-        [
-            _medium(fps=-1.0),
-            _medium(second_per_grid_ts=-0.5),
-            _film(frame_timestamps=(-0.1, 0.2)),
-        ],
+        [_medium(fps=-1.0), _medium(second_per_grid_ts=-0.5), _film(frame_timestamps=(-0.1, 0.2))],
     ),
     "MM113": ("media[0]", [_film(frame_timestamps=(0.0,)), _film(frame_timestamps=())]),
     "MM114": (
@@ -445,10 +433,7 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     ),
     "MM307": ("position_ids", [_set("position_ids", np.full((3, 19), -1))]),
     "MM308": ("coordinate_system", [_set("bbox_targets", [BboxTarget((0.0, 0.0, 1.0, 1.0))])]),
-    "MM310": (
-        "bbox_targets[0]",
-        [_box((30.0, 0.0, 20.0, 9.0)), _box((0.0, 9.0, 20.0, 8.5))],
-    ),
+    "MM310": ("bbox_targets[0]", [_box((30.0, 0.0, 20.0, 9.0)), _box((0.0, 9.0, 20.0, 8.5))]),
     "MM311": (
         "bbox_targets[0]",
         [

@@ -17,8 +17,8 @@ from support.samples import full_sample, make_sample
 
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.schema import parquet_pages
+from mmpack.schema.parquet_bounds import row_lengths
 from mmpack.schema.parquet_pages import read_row_groups
-from mmpack.schema.parquet_rows import row_lengths
 from mmpack.schema.plain_json import json_fault
 from mmpack.schema.rules import validate
 from mmpack.schema.trace import read_trace, write_trace
@@ -33,13 +33,7 @@ def refuse(path, code, **options) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "filler",
-    [
-        b"\n",
-        b"[" * 100,
-    ],
-)
+@pytest.mark.parametrize("filler", [b"\n", b"[" * 100])
 def test_zst_bomb(tmp_path, filler):
     path = tmp_path / "t.jsonl.zst"
     compressor = zstandard.ZstdCompressor()
@@ -62,14 +56,7 @@ def test_zst_window_of_a_gigabyte(tmp_path):
     assert "memory" in refuse(path, "MM001")
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        3,
-        100,
-        -1,
-    ],
-)
+@pytest.mark.parametrize("at", [3, 100, -1])
 def test_cut_zst(tmp_path, at):
     path = tmp_path / "t.jsonl.zst"
     write_trace(path, [full_sample(f"s{i}") for i in range(200)])

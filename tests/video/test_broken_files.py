@@ -78,10 +78,7 @@ class Pipe(io.BytesIO):
 
 def streamed(frames, container):
     file = Pipe()
-    with (
-        av.open(io.BytesIO(clip(frames))) as source,
-        av.open(file, "w", format=container) as out,
-    ):
+    with av.open(io.BytesIO(clip(frames))) as source, av.open(file, "w", format=container) as out:
         stream = out.add_stream_from_template(source.streams.video[0])
         for packet in source.demux():
             if packet.size:
