@@ -105,7 +105,7 @@ def _observed(
         raise ArgumentError(
             "processor.append: observation_ids and messages say the same thing. Fix: pass one of them"
         )
-    items = processor.media.media_of(given.messages, given.media)
+    items = processor.media_of(given.messages, given.media)
     options = template_options(given.template_kwargs, prompt=True)
 
     def render(messages: Sequence[dict[str, Any]], **more: Any) -> str:

@@ -128,11 +128,11 @@ def test_a_video_with_its_sound(hf, processor):
 
 def test_one_audio_is_one_medium_and_extracted_once(processor):
     sound = noise(20_000, seed=5)
-    misses = processor.media.cache.misses
+    misses = processor.cache.misses
     parts = [{"type": "audio", "audio": {"array": sound, "sampling_rate": RATE}}] * 2
     sample = processor(asked(*parts), response_ids=[1], sample_id="a")
     assert len(sample.media) == 1 and len(sample.modality_spans) == 2
-    assert processor.media.cache.misses == misses + 1
+    assert processor.cache.misses == misses + 1
     assert processor.medium((sound.tolist(), RATE)).cache_key == sample.media[0].cache_key
     other = processor.medium((noise(20_000, seed=6), RATE))
     assert other.cache_key != sample.media[0].cache_key

@@ -71,7 +71,7 @@ def test_a_picture_in_any_form_is_processed_once(counted, picture, tmp_path, hf)
     assert [s.media_index for s in repeated.modality_spans] == [0, 1, 0]
     assert mp.validate(repeated) == []
     processor.medium(picture(2))  # of three pictures of one size it holds two
-    assert len(processor.media.cache) == 2
+    assert len(processor.cache) == 2
     assert np.array_equal(processor.medium(image).pixel_values, first.pixel_values)
 
 

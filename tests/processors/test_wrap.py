@@ -291,7 +291,7 @@ def test_data_loader_workers(processor, picture, start):
         assert sample == expected
         assert np.array_equal(sample.media[0].pixel_values, expected.media[0].pixel_values)
     clone = pickle.loads(pickle.dumps(processor))
-    assert (len(processor.media.cache), len(clone.media.cache)) == (2, 0)
+    assert (len(processor.cache), len(clone.cache)) == (2, 0)
     assert clone.fingerprint == processor.fingerprint and repr(clone) == repr(processor)
 
 
