@@ -19,11 +19,8 @@ _FIXES = {
     "Cost": "[mp.Cost(name='harm', value=1.0)]",
 }
 _OF_TEMPLATES = (
-    "tools",
-    "documents",
-    "enable_thinking",
-    "add_generation_prompt",
-    "continue_final_message",
+    *("tools", "documents", "enable_thinking"),
+    *("add_generation_prompt", "continue_final_message"),
 )
 
 

@@ -197,6 +197,14 @@ def test_what_is_told_of_frames(make, about, match):
     refused(match, make().medium, (np.zeros((4, 64, 64, 3), np.uint8), about))
 
 
+def test_a_frames_number_twice(make):
+    about = {"fps": 2.0, "frames_indices": [0] * 4}
+    unlike = np.eye(4, 64 * 64 * 3, dtype=np.uint8).reshape(4, 64, 64, 3)
+    refused("has 0 twice, but frames 0 and 1 differ", make().medium, (unlike, about))
+    assert make().medium((np.zeros_like(unlike), about)).num_tokens
+    refused("there are no frames", make().medium, ([], {"fps": 2.0}))
+
+
 def test_one_frame_is_no_video():
     """Qwen's own loader takes two at least; an AVIF is read as a clip of one."""
     file = io.BytesIO()
