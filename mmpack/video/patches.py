@@ -17,8 +17,6 @@ from mmpack.families import Family, get_family
 from mmpack.video.values import read_numbers
 
 CHANNELS = 3
-# of all clips of a plan: its tables stay small, its offsets int64
-MOST_FRAMES, MOST_VALUES = 1 << 24, 1 << 62
 
 Array = TypeVar("Array")  # of numpy or torch
 
@@ -107,7 +105,7 @@ def plan_patches(
         >>> plan.frame_index.tolist(), plan.frame_mask.tolist()
         ([[0, 1], [2, 2]], [[True, True], [True, False]])
 
-    Raises: ArgumentError for a shape that is no clip's, that patches don't divide, or of more than MOST_FRAMES.
+    Raises: ArgumentError for a shape that is no clip's, or that patches don't divide.
     """
     if get_family(family) != get_family(get_family(family).name):
         raise ArgumentError(
@@ -126,7 +124,6 @@ def plan_patches(
     ]
     last = _channels_last(shapes)
     checked = [_size(s, last, unit, i) for i, s in enumerate(shapes)]
-    _refuse_too_large(checked)
     sizes = np.array(checked, dtype=np.int64).reshape(-1, 3)
     patches = -(-sizes[:, 0] // family.temporal_patch_size)
     kept = [_kept(k, int(t), i) for i, (k, t) in enumerate(zip(keep, patches, strict=True))]
@@ -214,15 +211,6 @@ def _size(shape: Sequence[int], last: bool, unit: int, clip: int) -> tuple[int, 
             "Fix: resize as the processor does"
         )
     return n, h, w
-
-
-def _refuse_too_large(sizes: Sequence[tuple[int, int, int]]) -> None:
-    frames, values = sum(n for n, _, _ in sizes), sum(n * h * w * CHANNELS for n, h, w in sizes)
-    if frames > MOST_FRAMES or values > MOST_VALUES:
-        raise ArgumentError(
-            f"plan_patches: {frames:.3g} frames, {values:.3g} values; a plan holds at most {MOST_FRAMES} frames and "
-            f"{MOST_VALUES:.3g} values. Fix: use fewer frames in one call"
-        )
 
 
 def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:

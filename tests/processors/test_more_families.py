@@ -83,18 +83,9 @@ def qwen3_5_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<|endoftext|>")
 
 
-def test_qwen3_5_is_known_by_its_image_token(qwen3, picture):
-    template = "{% for p in messages[0].content %}<|vision_start|><|image_pad|><|vision_end|> a {% endfor %}"
-    hf = WITHOUT_TORCHVISION["Qwen3VLProcessor"](
-        qwen3.image_processor, qwen3_5_tokenizer(), chat_template=template
-    )
-    processor = mp.wrap_processor(hf)
-    assert processor.family.name == "qwen3_5"
-    sample = processor(user(picture(0)), response_ids=[0, 0], sample_id="s")
-    text = hf.apply_chat_template(user(picture(0)), tokenize=False)
-    wanted = hf(text=[text], images=[picture(0)], return_tensors="np")
-    assert sample.input_ids[:-2].tolist() == wanted["input_ids"][0].tolist()
-    assert mp.validate(sample) == [] and sample.position_ids.shape == (3, len(sample))
+def test_qwen3_5_is_known_by_its_image_token(qwen3):
+    hf = WITHOUT_TORCHVISION["Qwen3VLProcessor"](qwen3.image_processor, qwen3_5_tokenizer())
+    assert mp.wrap_processor(hf).family.name == "qwen3_5"
     assert mp.wrap_processor(hf, family="qwen3_5_moe").family.name == "qwen3_5_moe"
     with pytest.raises(ArgumentError, match="is 248056, expected one of qwen3_vl 151655"):
         mp.wrap_processor(hf, family="qwen3_vl")

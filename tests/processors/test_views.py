@@ -102,26 +102,16 @@ def test_what_is_refused(tokenizer):
         processor.views((np.zeros((2, 64, 64, 3), np.uint8), {"fps": 1.0}))
 
 
-def test_slices_before_the_whole_are_written_as_upstream():
-    """SmolVLM: 2 × 2 slices, 1 × 2, and a picture that is not cut; a processor of other views is refused."""
-    kit = get_kit("smolvlm")
-    hf, images = kit.processor(), [picture(90, 120), picture(40, 120), picture(120, 30)]
-    for split, counts in ((True, [5, 3, 3]), (False, [1, 1, 1])):
+def test_a_processor_of_other_views_is_refused():
+    """SmolVLM, whose slices come before the whole; what is written: the conformance check `layout`."""
+    hf = get_kit("smolvlm").processor()
+    for split, count in ((True, 5), (False, 1)):
         hf.image_processor.do_image_splitting = split
-        wrapped = mp.wrap_processor(hf)
-        sample = wrapped(asked(*images), response_ids=[5], sample_id="s")
-        text = hf.apply_chat_template(asked(*images), tokenize=False, add_generation_prompt=True)
-        wanted = hf(text=[text], images=images, return_tensors="np")
-        assert sample.input_ids[:-1].tolist() == wanted["input_ids"][0].tolist()
-        assert [len(views) for views in pictures(sample.media)] == counts
-        tiles = np.concatenate([m.pixel_values for m in sample.media])
-        shown = wanted["pixel_values"][0].reshape(-1, 3, 8, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
-        assert np.array_equal(tiles, shown.reshape(tiles.shape)) and mp.validate(sample) == []
-        assert sample.processor["image"]["do_image_splitting"] == split
+        sample = mp.wrap_processor(hf)(asked(picture(90, 120)), response_ids=[5], sample_id="s")
+        assert [len(views) for views in pictures(sample.media)] == [count]
     hf.image_seq_len = 9
-    with pytest.raises(
-        ArgumentError, match="image_seq_len is 9, but smolvlm has 4 tokens per view"
-    ):
+    match = "image_seq_len is 9, but smolvlm has 4 tokens per view"
+    with pytest.raises(ArgumentError, match=match):
         mp.wrap_processor(hf)
 
 
