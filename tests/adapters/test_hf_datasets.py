@@ -132,9 +132,9 @@ def test_the_fingerprint_follows_from_settings_alone(rows, processor, hf_process
     function = ProcessRows(processor)
     before = function.fingerprint("rows")
     function(dict(zip(rows[0], zip(*(r.values() for r in rows[:2]), strict=True), strict=True)))
-    assert len(processor.media.cache) and function.fingerprint("rows") == before
+    assert len(processor.cache) and function.fingerprint("rows") == before
     copy = pickle.loads(pickle.dumps(function))
-    assert copy.fingerprint("rows") == before and not len(copy.processor.media.cache)
+    assert copy.fingerprint("rows") == before and not len(copy.processor.cache)
     other = ProcessRows(mp.wrap_processor(hf_processor))
     assert len({before, other.fingerprint("rows"), function.fingerprint("others")}) == 3
     dataset = datasets.Dataset.from_list(rows[:2])

@@ -64,18 +64,17 @@ def test_every_way_to_hand_one_in_is_one_sample(make, files, root, family):
     frames = mp.video.decode(files[0], plan)
     about = {"fps": plan.fps, "frames_indices": plan.indices, "total_num_frames": plan.total_frames}
     ways = {
-        "path part": processor(ask(path="clips/a.mp4"), [1, 2], sample_id="s"),
-        "bare": processor(ask(video=None), [1, 2], media=["clips/a.mp4"], sample_id="s"),
-        "bytes": processor(ask(files[0]), [1, 2], sample_id="s"),
-        "plan": processor(ask(("clips/a.mp4", plan)), [1, 2], sample_id="s"),
-        "recorded": processor(ask((files[0], medium)), [1, 2], sample_id="s"),
-        "frames": processor(ask((frames, about)), [1, 2], sample_id="s"),
-        "frames and plan": processor(ask((frames, plan)), [1, 2], sample_id="s"),
-        "pictures": processor(
-            ask((list(map(Image.fromarray, frames)), about)), [1, 2], sample_id="s"
-        ),
+        "path part": ask(path="clips/a.mp4"),
+        "bytes": ask(files[0]),
+        "plan": ask(("clips/a.mp4", plan)),
+        "recorded": ask((files[0], medium)),
+        "frames": ask((frames, about)),
+        "frames and plan": ask((frames, plan)),
+        "pictures": ask((list(map(Image.fromarray, frames)), about)),
     }
-    for name, other in ways.items():
+    others = {name: processor(asked, [1, 2], sample_id="s") for name, asked in ways.items()}
+    others["bare"] = processor(ask(video=None), [1, 2], media=["clips/a.mp4"], sample_id="s")
+    for name, other in others.items():
         assert np.array_equal(other.input_ids, whole.input_ids), name
         assert np.array_equal(other.position_ids, whole.position_ids), name
         assert other.media[0].cache_key == medium.cache_key, name
@@ -91,20 +90,18 @@ def test_ids_of_an_engine(make, root):
     raw = [9, START, VIDEO, END, 5]
     short = processor.from_ids(raw, media=["clips/b.mp4"], expanded=False, sample_id="s")
     more = processor.append(prompt, observation_ids=raw, media=["clips/b.mp4"], expanded=False)
-    assert more.media[1] == short.media[0] and [m.source for m in more.media] == [
-        "clips/a.mp4",
-        "clips/b.mp4",
-    ]
+    assert more.media[1] == short.media[0]
+    assert [m.source for m in more.media] == ["clips/a.mp4", "clips/b.mp4"]
     assert len(more) == len(prompt) + len(short) and mp.validate(more) == []
 
 
-def test_each_video_is_processed_once(make, files, monkeypatch):
+def test_each_video_is_processed_once(make, files, monkeypatch, tmp_path):
     """By content and plan: under another name, too, and not under another plan."""
     calls = []
     decode = videos.decode
     monkeypatch.setattr(videos, "decode", lambda *a, **k: calls.append(a) or decode(*a, **k))
     processor = make()
-    one = processor(ask("clips/a.mp4", files[0], "clips/b.mp4", "clips/a.mp4"), sample_id="s")
+    one = processor(ask(files[0], "clips/a.mp4", "clips/b.mp4", files[0]), sample_id="s")
     assert len(calls) == 2 and len(one.media) == 2
     processor(ask(files[1]), sample_id="s")
     assert len(calls) == 2
@@ -114,17 +111,16 @@ def test_each_video_is_processed_once(make, files, monkeypatch):
     copy = pickle.loads(pickle.dumps(processor))
     assert copy(ask("clips/a.mp4"), sample_id="s") == processor(ask("clips/a.mp4"), sample_id="s")
     assert len(calls) == 4  # workers start with an empty cache
-
-
-def test_a_frame_cache_is_asked(make, files, tmp_path):
     cache = mp.video.FrameCache(tmp_path / "frames", 1 << 24)
-    one = make(frame_cache=cache)(ask(files[0]), sample_id="s")
-    assert make(frame_cache=cache)(ask(files[0]), sample_id="s") == one
+    for _ in range(2):
+        assert make(frame_cache=cache)(ask(files[0]), sample_id="s").media == one.media[:1]
     assert (cache.stats.misses, cache.stats.hits) == (1, 1)
 
 
-@pytest.mark.parametrize("policy", [None, "qwen_vl_utils", "vllm"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [("qwen2_vl", None), ("qwen2_5_vl", "qwen_vl_utils"), ("qwen3_vl", None), ("qwen3_vl", "vllm")],
+)
 def test_a_trace_gives_the_plan_and_the_very_frames_back(make, root, tmp_path, family, policy):
     processor = make(family, video_policy=policy)
     whole = processor(ask("clips/a.mp4"), [1, 2], sample_id="s")
@@ -177,25 +173,6 @@ def test_seconds_as_the_engine_rounded_them_are_kept(make):
     assert not np.array_equal(followed.position_ids, exact.position_ids)
 
 
-def test_without_a_root_a_recorded_medium_stays_as_it_is(make, make_hf):
-    recorded = dataclasses.replace(make()(ask("clips/a.mp4"), sample_id="s").media[0])
-    recorded.pixel_values = None
-    [medium] = mp.wrap_processor(make_hf())(ask(recorded), sample_id="s").media
-    assert medium is recorded
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "named"),
-    [({}, {"fps": 1.0}, "fps"), ({}, {"video_policy": "qwen_vl_utils"}, "policy")],
-)
-def test_parity_names_the_setting_that_differs(make, left, right, named):
-    one, other = (make(**side)(ask("clips/b.mp4"), [1], sample_id="s") for side in (left, right))
-    report = mp.compare([one], [other])
-    assert not report.ok
-    written = " ".join(f"{f.evidence} {f.left} {f.right}" for f in report.findings)
-    assert named in written and one.processor_fingerprint != other.processor_fingerprint
-
-
 def test_a_plan_of_other_settings_is_recorded_with_its_medium(make, files):
     processor = make()
     sampling = processor.settings["video"]["sampling"]
@@ -208,22 +185,6 @@ def test_a_plan_of_other_settings_is_recorded_with_its_medium(make, files):
     assert again == medium and np.array_equal(again.pixel_values, medium.pixel_values)
 
 
-def test_seconds_go_into_positions_or_into_text(make, files):
-    """A clip of 12.5 frames a second: the step is no whole number."""
-    old, new = make("qwen2_5_vl"), make("qwen3_vl")
-    one = old(ask(files[0]), sample_id="s")
-    plan = plan_of(files[0], **old.settings["video"]["sampling"])
-    a, b = one.modality_spans[0].start, one.modality_spans[0].stop
-    times = np.unique(one.position_ids[0, a:b] - one.position_ids[0, a])
-    steps = np.arange(plan.grid_thw[0]) * np.float32(plan.second_per_grid_ts) * 2
-    assert plan.second_per_grid_ts % 0.5 and times.tolist() == steps.astype(int).tolist()
-    written = new.tokenizer.decode(new(ask(files[0]), sample_id="s").input_ids.tolist())
-    plan = plan_of(files[0], **new.settings["video"]["sampling"])
-    for seconds in plan.patch_timestamps:
-        assert f"<{seconds:.1f} seconds>" in written
-    assert written.count("seconds>") == plan.grid_thw[0]
-
-
 def frames(n=4, size=64):
     return np.zeros((n, size, size, 3), np.uint8)
 
@@ -233,8 +194,6 @@ def frames(n=4, size=64):
     [
         (frames(), ArgumentError, "frames alone have no times"),
         ((frames(), {}), ArgumentError, "has no fps"),
-        ((frames(), {"fps": 2.0, "speed": 1}), ArgumentError, "'speed' is unknown"),
-        ((frames(), {"fps": 0.0}), ArgumentError, "a rate above 0"),
         (
             (frames(), {"fps": 2.0, "frames_indices": [0, 1]}),
             ArgumentError,
@@ -245,7 +204,6 @@ def frames(n=4, size=64):
             ArgumentError,
             "go up to 9, total_num_frames is 9 .* Fix: pass the file's total_num_frames",
         ),
-        ((frames().astype(np.float32), {"fps": 2.0}), ArgumentError, "dtype float32"),
         (([frames()[0], frames(1, 32)[0]], {"fps": 2.0}), ArgumentError, "of one size"),
         ((b"x", {"fps": 2.0}), ArgumentError, "the video comes with dict"),
         (b"no video", VideoError, "Fix: "),
@@ -274,15 +232,13 @@ def test_plans_that_do_not_fit(make, files):
         processor(ask((files[0], forged)), sample_id="s")
 
 
-def test_settings_of_sampling(make, make_hf):
+def test_settings_of_sampling(make):
     with pytest.raises(ArgumentError, match="has no setting 'speed'"):
         make(video_settings={"speed": 2})
     with pytest.raises(ArgumentError, match="policy 'best' is unknown"):
         make(video_policy="best")
     from support.replicas.internvl_processor import internvl_processor
 
-    with pytest.raises(ArgumentError, match="takes a video as images"):
-        mp.wrap_processor(internvl_processor(), video_settings={"fps": 1.0})
     with pytest.raises(ArgumentError, match="takes a video as images"):
         mp.wrap_processor(internvl_processor()).medium((frames(), {"fps": 1.0}))
     settings = make(fps=None).settings["video"]["sampling"]
@@ -295,22 +251,15 @@ def test_settings_of_sampling(make, make_hf):
         (b"\0\0\0\x20ftypisom", "video"),
         (b"\0\0\0\x18ftypmp42\0\0\0\0avifheic", "video"),
         (b"\0\0\0\x18ftypavif\0\0\0\0mif1", "image"),
-        (b"\0\0\0\x18ftypmif1\0\0\0\0avif", "image"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1", "image"),
         (b"\0\0\0\x18ftypM4A \0\0\0\0mp42", "audio"),
         (b"RF64\xff\xff\xff\xffWAVEds64", "audio"),
-        (b"FORM\0\0\0\0AIFFCOMM", "audio"),
-        (b"\xff\xf1\x50\x80", "audio"),
         (b"\x1a\x45\xdf\xa3\x01", "video"),
         (b"RIFF\0\0\0\0AVI LIST", "video"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "image"),
         (b"G" + b"\0" * 187 + b"G", "video"),
         (b"GIF89a" + b"\0" * 200, "image"),
-        (b"\x89PNG\r\n\x1a\n", "image"),
-        (b"\0\0\0\x18ftypavif\0\0\0\0avifmif1", "image"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "image"),
         (b"\0\0\0\x18ftypmsf1\0\0\0\0hevcmsf1", "image"),
-        (b"", "image"),
     ],
 )
 def test_kinds_of_files(head, kind):
@@ -318,6 +267,5 @@ def test_kinds_of_files(head, kind):
 
 
 def test_kinds_of_items():
-    assert kind_of_item("a.mp4") is None and kind_of_item(b"") is None
+    assert kind_of_item("a.mp4") is None and kind_of_item(frames()[0]) == "image"
     assert kind_of_item(frames()) == kind_of_item((frames(), {})) == "video"
-    assert kind_of_item(frames()[0]) == kind_of_item(Image.new("RGB", (4, 4))) == "image"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmpack.families import FAMILIES
-from mmpack.grounding import Sizes, as_floats, convert, sizes_of, system_of
+from mmpack.grounding import Sizes, convert, sizes_of, system_of
 from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
 from mmpack.view.trace.actions import Point, drawn_action
@@ -167,7 +167,7 @@ def _read(sample: Sample, media_index: int) -> tuple[str, Sizes] | None:
 
 
 def _fraction(point: Point, system: str, sizes: Sizes) -> Point:
-    x, y = as_floats(convert(point, system, "normalized_1", sizes))
+    x, y = map(float, convert(point, system, "normalized_1", sizes))
     return x, y
 
 
