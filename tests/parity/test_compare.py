@@ -213,7 +213,9 @@ OF_MEDIA += ("frame_timestamps", "second_per_grid_ts", "total_frames")
 
 
 @settings(max_examples=40)
-@given(traces(), st.sets(st.sampled_from(UNRECORDED)), st.sets(st.sampled_from(OF_MEDIA)), st.data())
+@given(
+    traces(), st.sets(st.sampled_from(UNRECORDED)), st.sets(st.sampled_from(OF_MEDIA)), st.data()
+)
 def test_what_one_side_did_not_record_order_names_and_notes_are_no_difference(
     trace, names, of_media, data
 ):

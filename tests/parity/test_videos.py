@@ -157,7 +157,9 @@ def test_times_alone(video):
     first = check(video, changed(video, frame_timestamps=near), "unknown").first
     assert str(first.frames.rollout) == str(first.frames.train)
     assert repr(near[4]) in first.evidence and repr(stamps[4]) in first.evidence
-    sides = (changed(video, frame_indices=None, frame_timestamps=(t,) * 10) for t in (0.0, math.nan))
+    sides = (
+        changed(video, frame_indices=None, frame_timestamps=(t,) * 10) for t in (0.0, math.nan)
+    )
     check(*sides, "unknown", "MM009").to_json()
 
 
