@@ -5,7 +5,7 @@ import re
 from support import drawn
 
 import mmpack as mp
-from mmpack.view.trace.sums import repeated
+from mmpack.view.trace.page import repeated
 
 
 def test_counts_are_those_of_a_pack():

@@ -9,12 +9,10 @@ from support.gui import samples as gui_samples
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
-from mmpack.view.trace.actions import drawn_action
 from mmpack.view.trace.episodes import episodes_of
-from mmpack.view.trace.places import Mark, marks_of
-from mmpack.view.trace.roles import repeats, roles_of, rows_of
+from mmpack.view.trace.places import Mark, drawn_action, marks_of
+from mmpack.view.trace.roles import repeats, roles_of, rows_of, texts_of
 from mmpack.view.trace.scores import placed_scores
-from mmpack.view.trace.texts import texts_of
 from mmpack.view.trace.tokens import DIGITS, packed_ids, packed_lengths
 
 
