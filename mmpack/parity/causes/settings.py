@@ -16,11 +16,21 @@ _PIXEL_LIMITS = """
     do_pan_and_scan pan_and_scan_min_crop_size pan_and_scan_max_num_crops pan_and_scan_min_ratio_to_activate
 """
 _PATCHES = "patch_size image_patch_size temporal_patch_size merge_size"
+_TRANSFORM = "resample do_rescale rescale_factor do_normalize image_mean image_std"
 _VIEWS = "scale_resolution max_slice_nums slice_mode use_image_id max_image_size do_image_splitting"
 # of each part of `processor`, of a video's sampling policy, and of itself: the settings that show a cause
 _SETTINGS: dict[str, dict[str, str]] = {
-    "image": {"model_family": _PATCHES, "max_pixels": _PIXEL_LIMITS, "view_settings": _VIEWS},
-    "video": {"model_family": _PATCHES, "max_pixels": _PIXEL_LIMITS},
+    "image": {
+        "model_family": _PATCHES,
+        "max_pixels": _PIXEL_LIMITS,
+        "view_settings": _VIEWS,
+        "pixel_transform": _TRANSFORM,
+    },
+    "video": {
+        "model_family": _PATCHES,
+        "max_pixels": _PIXEL_LIMITS,
+        "pixel_transform": _TRANSFORM,
+    },
     "sampling": {  # all others choose frames
         "max_pixels": f"{_PIXEL_LIMITS} frame_min_pixels frame_max_pixels resized_width resized_height",
         "video_reader": "reader",

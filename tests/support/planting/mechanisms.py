@@ -142,6 +142,18 @@ def model_family(left: Spec, right: Spec) -> None:
     right.processor["image"]["patch_size"] = 28
 
 
+@mechanism()
+def pixel_transform(left: Spec, right: Spec) -> None:
+    def other_key(sample: mp.Sample) -> None:
+        medium = sample.media[0]
+        if medium.modality == "image":
+            medium.cache_key = medium.cache_key[::-1]
+
+    for spec, mean in ((left, 0.48145466), (right, 0.5)):
+        spec.processor["image"]["image_mean"] = [mean] * 3
+    right.after.append(other_key)
+
+
 @mechanism("alpha: a turned picture's pixels differ, whatever its background is")
 def exif_rotation(left: Spec, right: Spec) -> None:
     right.image |= {"size": right.image["size"][::-1], "content_hash": OTHER}
