@@ -23,7 +23,8 @@ from mmpack.files import write_text
 
 if TYPE_CHECKING:
     from mmpack.cli.probe_sides import Sides, Spec
-    from mmpack.probe import Record, Side
+    from mmpack.probe import Side
+    from mmpack.probe.record import Record
     from mmpack.schema.sample import Sample
 
 SHOWN = 12  # modules, on the screen
@@ -65,7 +66,8 @@ def command(
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
     require_extra("torch", "torch", "mmpack probe")
-    from mmpack.probe import Contract, Record, compare, record, write_record
+    from mmpack.probe import Contract, record, run
+    from mmpack.probe.record import Record
 
     chosen = _tokens(tokens)
     contract = Contract(factor=factor)
@@ -80,12 +82,12 @@ def command(
         for close in sides.close:
             close()
     if save is not None:
-        write_record(save, records[0])
+        records[0].save(save)
         emit(
             {"saved": str(save), "about": records[0].about}, [f"saved {records[0]!r}"], as_json, out
         )
         return 0
-    report = compare(records[0], records[1], contract)
+    report = run(records[0], records[1], contract=contract)
     options = [
         *(["--trace", str(trace)] if trace else []),
         *(["--media-root", str(media_root)] if media_root else []),
@@ -95,13 +97,10 @@ def command(
         *(["--factor", f"{factor:g}"] if factor != Contract().factor else []),
     ]
     report.command = shlex.join(["mmpack", "probe", a, str(b), *options])
-    if html is not None or png is not None:
-        import mmpack.view.probe as view
-
-        if html is not None:
-            write_text(html, view.html(report))
-        if png is not None:
-            view.chart(report, png)
+    if html is not None:
+        write_text(html, report.to_html())
+    if png is not None:
+        report.to_png(png)
     document = report.to_dict()
     rows = [
         (row.module, row.side, row.tokens, row.max_error, row.all.worst)
