@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmpack.losses.advantages.group import group_advantages
-from mmpack.losses.gae import gae
+from mmpack.losses.returns.returns import gae
 
 pytestmark = pytest.mark.verl
 

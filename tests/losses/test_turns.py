@@ -37,9 +37,8 @@ def by_key(values, keys, kind):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "loo_std"])
-@pytest.mark.parametrize("seed", range(4))
-def test_methods_against_loops(seed, kind):
-    rng = np.random.default_rng(seed)
+def test_methods_against_loops(kind):
+    rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 9)
     groups = rng.integers(0, 3, 9)
     rewards = rng.normal(size=lengths.sum())
@@ -139,10 +138,8 @@ def test_regions_beside_regions():
     assert [s.value for (s,) in got] == [0.25, -0.25, 0.0]
     apart = mp.score_advantages([[near], [far]], [0, 0], "dr_grpo", within="scope")
     assert [s.value for (s,) in apart] == [0.0, 0.0]
-    with pytest.raises(mp.ArgumentError, match="value is nan"):
-        mp.score_advantages([[mp.Score("x", float("nan"))]], [0])
-    with pytest.raises(mp.ArgumentError, match="sample 1 has no score 'iou'"):
-        mp.score_columns([[near], []])
+    one = mp.score_advantages([near, [far]], np.array([3, 3]), "dr_grpo")
+    assert [[s.value for s in of] for of in one] == [[0.25], [-0.25]]
 
 
 def per_turn(name, number, own, rewards=()):

@@ -1,6 +1,7 @@
 """The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64.
 
-One launch forward and one backward on a GPU, nothing waits for it.
+The op mmpack::policy_loss computes the derivatives with the loss, so the backward is one product: one launch forward
+and one backward on a GPU, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -23,50 +24,18 @@ from mmpack.losses.correction import (
     check_correction_options,
 )
 from mmpack.losses.kl import KLKind, check_kl_kind
-from mmpack.losses.policy.autograd import PolicyLossFunction
-from mmpack.losses.policy.call import METRICS, Columns, Options
+from mmpack.losses.policy import POLICY_LOSS
+from mmpack.losses.policy.call import METRICS, Columns, Options, outputs_of
+from mmpack.losses.policy.variants import VARIANTS, Kind
 from mmpack.losses.samples import check_columns
 from mmpack.notebook import Drawn
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 WHAT = "policy_loss"
 Per = Literal["sample", "token"]
 _UNITS = {"sample": "sample", "token": "loss token"}
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo", "gmpo"]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a kind decides."""
-
-    clip: tuple[float, float]  # clip_low, clip_high
-    surrogate: str = "clip"  # of torch.py and of the kernel
-    no_dual_clip: str = ""  # why, and what to do instead
-    of_log: bool = False  # the clip bounds the ratio's logarithm: [-clip_low, clip_high]
-    per_sample: bool = False  # advantages are of samples only
-
-
-VARIANTS: dict[str, Variant] = {
-    "grpo": Variant((0.2, 0.2)),
-    "dapo": Variant((0.2, 0.28)),  # arXiv 2503.14476 section 4.1
-    "dr_grpo": Variant((0.2, 0.2)),
-    "gspo": Variant((3e-4, 4e-4), "gspo"),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    "cispo": Variant(
-        # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
-        (1.0, 4.0),
-        "cispo",
-        no_dual_clip="has no minimum to bound. Fix: leave it out; clip_high bounds the weight",
-    ),
-    "ppo": Variant((0.2, 0.2)),
-    "gmpo": Variant(
-        (0.4, 0.4),  # arXiv 2507.20673 section 4.1
-        "gmpo",
-        no_dual_clip="bounds a sample's ratio, not a token's. Fix: leave it out",
-        of_log=True,
-        per_sample=True,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -226,7 +195,7 @@ def policy_loss(
     options = Options(
         scale,
         aggregation == SAMPLE_MEAN,
-        VARIANTS[kind].surrogate,
+        VARIANTS[kind].surrogate.__name__,
         low,
         high,
         math.inf if dual_clip is None else dual_clip,
@@ -357,3 +326,47 @@ def _check_needed(
 def _constant(column: MaybeTensor) -> MaybeTensor:
     """Without its graph, so that a loss that reaches no logprob requires no gradient."""
     return column.detach() if column is not None and column.requires_grad else column
+
+
+class PolicyLossFunction(torch.autograd.Function):
+    """(loss, metrics) from the Columns, one by one, and the Options; with gradients to logprobs and entropy."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
+        *columns, options = call
+        loss, metrics, derivatives = policy_loss_op(*columns, *options)
+        ctx.save_for_backward(derivatives)
+        ctx.dtypes = [None if x is None else x.dtype for x in columns[:2]]
+        ctx.mark_non_differentiable(metrics)
+        ctx.set_materialize_grads(False)  # no launch for the zeros of metrics
+        return loss, metrics
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise ArgumentError(
+                "policy_loss: create_graph=True asks for a second derivative, which it does not have. "
+                "Fix: leave create_graph out"
+            )
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        for i, product in enumerate((ctx.saved_tensors[0] * grad).unbind()):
+            if ctx.needs_input_grad[i]:
+                grads[i] = product.to(ctx.dtypes[i])
+        return tuple(grads)
+
+
+def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    logprobs, outputs = columns.logprobs, outputs_of(options)
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    return (
+        logprobs.new_empty((), dtype=torch.float32),
+        logprobs.new_empty(len(METRICS), dtype=torch.float32),
+        logprobs.new_empty((outputs, len(logprobs)), dtype=dtype),
+    )
+
+
+# Returns the loss [], METRICS [10], and the derivatives of the loss: [1, N] to logprobs, with an entropy_coef [2, N] to
+# logprobs and entropy. Loss and metrics are float32; derivatives too, or float64 where logprobs are.
+policy_loss_op = define_op("policy_loss", by_backend(POLICY_LOSS, "policy_loss"), _fake)

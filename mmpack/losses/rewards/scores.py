@@ -1,5 +1,6 @@
 """`scatter_scores`: named scores of samples, turns, regions and spans to loss tokens, [N] float32, in one launch.
 
+The ops are mmpack::scatter_rewards (numbers [B] of samples) and mmpack::scatter_scores (a table of all scores).
 Where a score lands is decided on the host. So is its amount, but for numbers [B] that lie on a GPU: those are not read.
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
+from mmpack.losses.rewards import SCATTER_REWARDS, SCATTER_SCORES
 from mmpack.losses.rewards.placing import (
     ALL,
     LAST,
@@ -30,8 +32,9 @@ from mmpack.losses.rewards.placing import (
     scoped,
     table_of,
 )
-from mmpack.losses.rewards.scatter_op import scatter_op, table_op
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.records import Size
 from mmpack.packing.places import LossPlaces
 from mmpack.schema.spans import Score
 
@@ -412,3 +415,26 @@ def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
             f"{what}: {word} is {found} for {num_samples} samples, expected one per sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )
+
+
+def _fake(rewards: Tensor, cu_loss: Tensor, count: Size, weight: float, at: str) -> Tensor:
+    return cu_loss.new_empty(count, dtype=torch.float32)
+
+
+scatter_op = define_op("scatter_rewards", by_backend(SCATTER_REWARDS, "scatter_rewards"), _fake)
+
+
+def _fake_table(
+    values: Tensor,
+    index: Tensor,
+    factors: Tensor | None,
+    offsets: Tensor,
+    edges: Tensor,
+    count: Size,
+    most: int,
+) -> Tensor:
+    return values.new_empty(count, dtype=torch.float32)
+
+
+# values [K] float64; index, factors [terms] (None: 1); offsets, edges [pieces+1] int64; most: terms of one piece.
+table_op = define_op("scatter_scores", by_backend(SCATTER_SCORES, "scatter_scores"), _fake_table)

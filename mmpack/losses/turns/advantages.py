@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
 from mmpack.losses.advantages.group import WithinGroup, check_finite, group_advantages
-from mmpack.losses.returns.scan_op import scan_op
+from mmpack.losses.returns.returns import scan_op
 from mmpack.losses.samples import check_columns
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
