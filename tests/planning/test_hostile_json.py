@@ -102,9 +102,8 @@ def test_a_saved_plan_with_one_odd_value_is_refused_or_drawn(tmp_path):
     assert drawn > 100
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma4"])
-def test_a_config_with_one_odd_value_is_refused_or_counted(family):
-    whole = get_kit(family).model_config().to_dict()
+def test_a_config_with_one_odd_value_is_refused_or_counted():
+    whole = get_kit("gemma4").model_config().to_dict()
     counted = 0
     for at in list(places(whole)):
         for odd in (*ODD, 0, math.nan, "gone"):
@@ -120,23 +119,6 @@ def test_a_config_with_one_odd_value_is_refused_or_counted(family):
                 except mp.ArgumentError as error:
                     assert "\n" not in str(error) and "Fix: " in str(error)
     assert counted > 500
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--max-tokens", 10**30),
-        ("--max-tokens", 99, "--max-patches", 10**30),
-        ("--max-tokens", 99, "--max-media-bytes", "9" * 400 + "GB"),
-        ("--max-tokens", 99, "--ranks", 999_999_999),
-    ],
-)
-def test_numbers_that_no_plan_has_are_refused_at_once(tmp_path, options):
-    trace = tmp_path / "t.jsonl"
-    mp.write_trace(trace, [make_sample([("text", [1]), ("response", [2])])])
-    result = call_mmpack("plan", trace, *options)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result
-    assert len(result.stderr) < 300 and "Fix: " in result.stderr
 
 
 def test_a_config_is_read_up_to_a_limit(tmp_path):
