@@ -11,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from mmpack import invariant
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.invariant import mode
-from mmpack.invariant.modules import own_norms
+from mmpack.invariant.mode import own_norms
 from mmpack.ops.attention import TREE
+from mmpack.ops.invariance import is_on
 
 # odd sizes: rows that no library likes
 X = torch.randn(131, 37, generator=torch.Generator().manual_seed(0))
@@ -179,10 +180,10 @@ def test_all_of_it_goes_away_on_leaving():
     linear = torch.nn.Linear(37, 29)
     before = linear(X), X.mean(-1), X.softmax(-1)
     with pytest.raises(RuntimeError, match="stop"), invariant.batch_invariant():
-        assert invariant.is_on() and mode.installed() is not None
+        assert is_on() and mode.installed() is not None
         assert TREE.wanted() == "fixed_blocks"
         raise RuntimeError("stop")
-    assert not invariant.is_on() and mode.installed() is None and TREE.wanted() == "auto"
+    assert not is_on() and mode.installed() is None and TREE.wanted() == "auto"
     after = linear(X), X.mean(-1), X.softmax(-1)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     q = torch.randn(1, 2, 5, 8)
@@ -238,7 +239,7 @@ def test_torchs_own_attention_raises():
 def test_what_is_no_model(wrong):
     with pytest.raises(ArgumentError, match="expected a module"), invariant.batch_invariant(wrong):
         pass
-    assert not invariant.is_on()
+    assert not is_on()
 
 
 class QwenRMSNorm(torch.nn.Module):
@@ -294,9 +295,9 @@ def test_blocks_of_threads_end_in_any_order():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert invariant.is_on() and "forward" in vars(model[0])
+    assert is_on() and "forward" in vars(model[0])
     second.__exit__(None, None, None)
-    assert not invariant.is_on() and "forward" not in vars(model[0])
+    assert not is_on() and "forward" not in vars(model[0])
     torch.compile(lambda x: F.linear(x, W), backend=backend)(X)
     assert len(calls) == 1
 

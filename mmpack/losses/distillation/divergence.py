@@ -14,6 +14,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.losses.distillation import TEACHER_DIVERGENCE
 from mmpack.losses.distillation.call import Columns, Kind, Options, Tail
+from mmpack.losses.samples import check_column
 from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_tensors
 from mmpack.ops.logprobs.arguments import check_list
@@ -183,13 +184,8 @@ def _check_distributions(what: str, where: str, teacher: ScoredSupport) -> None:
 def check_of_ids(what: str, name: str, logprobs: Any, teacher: ScoredSupport) -> None:
     """Raise ArgumentError unless `logprobs` [M] are floats, one for each id of the lists."""
     check_tensors(what, (), **{"the lists' ids": teacher.ids, name: logprobs})
-    floats = logprobs.is_floating_point() and logprobs.dtype.itemsize > 1
-    if logprobs.shape != teacher.ids.shape or not floats:
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(logprobs.shape)} and dtype {logprobs.dtype}, expected "
-            f"{list(teacher.ids.shape)} floats, one per id of the lists. Fix: score the ids of this teacher, in their "
-            f"order"
-        )
+    fix = "score the ids of this teacher, in their order"
+    check_column(what, name, logprobs, len(teacher.ids), "floats", teacher.ids, fix)
 
 
 class DivergenceFunction(torch.autograd.Function):

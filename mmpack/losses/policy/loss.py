@@ -21,7 +21,6 @@ from mmpack.losses.correction import (
     Correction,
     CorrectionLevel,
     check_correction,
-    check_correction_options,
 )
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy import POLICY_LOSS
@@ -161,17 +160,25 @@ def policy_loss(
         check_number(WHAT, option, number, least=0)
     check_number(WHAT, "entropy_coef", entropy_coef)
     check_kl_kind(kl_kind)
-    check_correction_options(correction_level, correction_low, correction_high)
-    if correction is not None:
-        check_correction(correction, correction_level, correction_low, correction_high)
-    _check_read(
-        ref_logprobs, kl_kind, correction, correction_level, correction_low, correction_high
+    check_correction(correction, correction_level, correction_low, correction_high)
+    _check_numbers({"advantages": advantages, **given})
+    _check_needed(
+        {**given, "correction": correction},
+        ("kl_coef", kl_coef, 0, "ref_logprobs"),
+        ("kl_kind", kl_kind, "k3", "ref_logprobs"),
+        ("entropy_coef", entropy_coef, 0, "entropy"),
+        ("correction", correction, None, "rollout_logprobs"),
+        ("correction_level", correction_level, "token", "correction"),
+        ("correction_low", correction_low, 0, "correction"),
+        ("correction_high", correction_high, 2, "correction"),
     )
-    constants = {
-        name: column for name, column in given.items() if name not in ("logprobs", "entropy")
-    }
-    _check_numbers({"advantages": advantages, **constants})
-    _check_needed(given, kl_coef, entropy_coef, correction)
+    if rollout_logprobs is not None and correction is None and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
+            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
+            LossWarning,
+            stacklevel=callers_level(),
+        )
     total, factor = denominator(
         aggregation, count, num_samples, total_tokens, total_samples, max_tokens
     )
@@ -271,7 +278,7 @@ def _clip(
 def _check_numbers(given: Mapping[str, Tensor | None]) -> None:
     """Raise ArgumentError for NaN, and infinite advantages, where looking doesn't wait for a GPU."""
     for name, column in given.items():
-        if column is None or not can_look_at(column):
+        if name in ("logprobs", "entropy") or column is None or not can_look_at(column):
             continue
         bad = ~column.isfinite() if name == "advantages" else column.isnan()
         if bool(bad.any()):
@@ -282,45 +289,13 @@ def _check_numbers(given: Mapping[str, Tensor | None]) -> None:
             )
 
 
-def _check_read(
-    ref_logprobs: Tensor | None, kl_kind: str, correction: Correction | None, *options: object
-) -> None:
-    """Raise ArgumentError for options of terms that are not there."""
-    if ref_logprobs is None and kl_kind != "k3":
-        raise ArgumentError(
-            f"{WHAT}: kl_kind is {kl_kind!r}, but ref_logprobs is None. Fix: pass ref_logprobs [N], or leave it out"
-        )
-    if correction is None and options != ("token", 0.0, 2.0):
-        raise ArgumentError(
-            f"{WHAT}: correction_level, correction_low and correction_high are {options}, but correction is None. "
-            "Fix: pass correction='tis' or 'mis', or leave them out"
-        )
-
-
-def _check_needed(
-    given: Mapping[str, Tensor | None],
-    kl_coef: float,
-    entropy_coef: float,
-    correction: Correction | None,
-) -> None:
-    """Raise ArgumentError where a term is asked for and the column that it reads is not there."""
-    for option, value, needs in (
-        ("kl_coef", kl_coef, "ref_logprobs"),
-        ("entropy_coef", entropy_coef, "entropy"),
-        ("correction", correction, "rollout_logprobs"),
-    ):
-        if value and given[needs] is None:
+def _check_needed(given: Mapping[str, Any], *options: tuple[str, Any, Any, str]) -> None:
+    """Raise ArgumentError for an option (name, value, default) of a term whose input is not there."""
+    for option, value, default, needs in options:
+        if value != default and given[needs] is None:
             raise ArgumentError(
-                f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs} [N], one per loss token"
+                f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs}, or leave {option} out"
             )
-    unread = correction is None and given["rollout_logprobs"] is not None
-    if unread and not torch.compiler.is_compiling():
-        warnings.warn(
-            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
-            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
-            LossWarning,
-            stacklevel=callers_level(),
-        )
 
 
 def _constant(column: MaybeTensor) -> MaybeTensor:

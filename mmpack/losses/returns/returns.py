@@ -12,11 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_number
+from mmpack.errors import check_number
 from mmpack.losses.returns import SEGMENT_RETURNS
-from mmpack.losses.samples import check_columns
+from mmpack.losses.samples import check_column, check_columns
 from mmpack.ops.custom_op import by_backend, define_op
-from mmpack.ops.inputs import check_are_tensors
 
 
 def discounted_returns(
@@ -85,13 +84,8 @@ def _bootstrap(what: str, bootstrap: Tensor | None, cu: Tensor) -> Tensor | None
     """Detached. Raises ArgumentError unless it is None or one float for each segment."""
     if bootstrap is None:
         return None
-    check_are_tensors(what, bootstrap=bootstrap)
-    shape, floats = (len(cu) - 1,), bootstrap.is_floating_point()
-    if bootstrap.shape != shape or bootstrap.device != cu.device or not floats:
-        raise ArgumentError(
-            f"{what}: bootstrap has shape {list(bootstrap.shape)} and dtype {bootstrap.dtype} on {bootstrap.device}, "
-            f"expected {list(shape)} floats on {cu.device}. Fix: pass one value per sample"
-        )
+    fix = "pass one value per sample"
+    check_column(what, "bootstrap", bootstrap, len(cu) - 1, "floats", cu, fix)
     return bootstrap.detach()
 
 
