@@ -125,12 +125,6 @@ def test_chunks_move_with_their_batch(episodes):
     assert torch.equal(chunks.to("cpu").cu_tokens, chunks.cu_tokens)
 
 
-def test_one_turn_number_in_two_samples_is_two_chunks():
-    parts = [("text", [1]), ("response", [2, 3], 0)]
-    batch = mp.pack([make_sample(parts, "a"), make_sample(parts, "b")])
-    assert action_chunks(batch).cu_tokens.tolist() == [0, 2, 4]
-
-
 def test_wrong_arguments_are_one_line(episodes):
     batch = mp.pack(episodes)
     with pytest.raises(ArgumentError, match="has 56 loss tokens, not a multiple of 9"):

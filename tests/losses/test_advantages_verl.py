@@ -78,18 +78,6 @@ def test_within_groups(kind, binary, groups):
     torch.testing.assert_close(got.double()[~alone], want[~alone, 0], **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["grpo_vectorized", "rloo_vectorized"])
-@pytest.mark.parametrize("groups", GROUPINGS)
-def test_beside_the_vectorised_ones(groups, name):
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    rewards = drawn(2)
-    want, _ = get_adv_estimator_fn(name)(outcome(rewards), mask_of(LENGTHS), np.array(groups))
-    got = group_advantages(rewards, torch.tensor(groups), name.removesuffix("_vectorized"))
-    shared = torch.tensor([groups.count(group) > 1 for group in groups])
-    torch.testing.assert_close(got.double()[shared], want[shared, 0].double(), **CLOSE)
-
-
 @pytest.mark.parametrize("groups", GROUPINGS)
 @pytest.mark.parametrize("weights", [None, {"exact": 1.0, "format": 0.25}])
 def test_gdpo(groups, weights):

@@ -175,12 +175,6 @@ def test_a_turn_that_the_sample_lacks_is_named():
     assert [p.code for p in mp.validate(silent) if p.code == "MM305"] == ["MM305"]
 
 
-def test_what_is_left_of_a_long_sample_keeps_its_turn():
-    """Spans above Sample.turn, its first turn, are numbered in the trajectory."""
-    left = sample("s", [mp.LossSpan(2, 4, turn=3)], turn=0)
-    assert mp.turns_of([left]).turn.tolist() == mp.pack([left]).loss_turn[:1].tolist() == [3]
-
-
 def test_turns_counted_from_0_in_each_sample_are_not_taken_for_others():
     """A tool's answer within a turn: two runs of tokens, which a processor calls 0 and 1."""
     runs = [mp.LossSpan(2, 4, turn=0), mp.LossSpan(6, 9, turn=1)]

@@ -266,10 +266,10 @@ def _clip(
             check_number(WHAT, option, bound, least=0, finite=False)
     if dual_clip is not None:
         check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
-        if VARIANTS[kind].no_dual_clip:
-            raise ArgumentError(
-                f"{WHAT}: dual_clip is {dual_clip}, but {kind} {VARIANTS[kind].no_dual_clip}"
-            )
+    given = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    for option, why in VARIANTS[kind].refuses.items():
+        if given[option] is not None:
+            raise ArgumentError(f"{WHAT}: {option} is {given[option]}, but {kind} {why}")
     low, high = VARIANTS[kind].clip
     low, high = low if clip_low is None else clip_low, high if clip_high is None else clip_high
     return (-low, high) if VARIANTS[kind].of_log else (1 - low, 1 + high)

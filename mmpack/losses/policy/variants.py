@@ -6,8 +6,8 @@ formula in tests/support/policy_oracle.py and a row of the table in docs/losses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -73,12 +73,8 @@ def cispo(of: Ratios) -> Surrogate:
 
 def gmpo(of: Ratios) -> Surrogate:
     """The geometric mean of the sample's ratios, each cut where that lowers the gain."""
-    log_ratio, adv, low, high = (
-        of.log_ratio,
-        of.advantages,
-        of.options.ratio_low,
-        of.options.ratio_high,
-    )
+    log_ratio, adv = of.log_ratio, of.advantages
+    low, high = of.options.ratio_low, of.options.ratio_high
     clipped = ((log_ratio < low) & (adv < 0)) | ((log_ratio > high) & (adv > 0))
     within = torch.where(clipped, log_ratio.clamp(low, high), log_ratio)
     exponent = per_token(sample_mean(within, of.cu_loss), of.cu_loss, len(within))
@@ -94,10 +90,12 @@ class Variant:
 
     surrogate: Callable[[Ratios], Surrogate]  # its name is the kernel's KIND
     clip: tuple[float, float]  # clip_low, clip_high
-    no_dual_clip: str = ""  # why, and what to do instead
     of_sample: bool = False  # the ratio is of the whole sample
     of_log: bool = False  # the clip bounds the ratio's logarithm: [-clip_low, clip_high]
     per_sample: bool = False  # advantages are of samples only
+    refuses: Mapping[str, str] = field(
+        default_factory=dict
+    )  # options, with why and what to do instead
 
 
 VARIANTS: dict[str, Variant] = {
@@ -109,16 +107,18 @@ VARIANTS: dict[str, Variant] = {
         cispo,
         # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
         (1.0, 4.0),
-        no_dual_clip="has no minimum to bound. Fix: leave it out; clip_high bounds the weight",
+        refuses={
+            "dual_clip": "has no minimum to bound. Fix: leave it out; clip_high bounds the weight"
+        },
     ),
     "ppo": Variant(clip, (0.2, 0.2)),
     "gmpo": Variant(
         gmpo,
         (0.4, 0.4),  # arXiv 2507.20673 section 4.1
-        no_dual_clip="bounds a sample's ratio, not a token's. Fix: leave it out",
         of_sample=True,
         of_log=True,
         per_sample=True,
+        refuses={"dual_clip": "bounds a sample's ratio, not a token's. Fix: leave it out"},
     ),
 }
 SURROGATES = {row.surrogate.__name__: row for row in VARIANTS.values()}

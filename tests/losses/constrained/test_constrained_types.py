@@ -29,28 +29,21 @@ paid, charged = Rewards({"r": x}), Costs({"c": x})
 scores, costs = [[mp.Score("r", 1.0)]], [[mp.Cost("c", 1.0)]]
 batch = mp.pack([])
 paid + charged  # no
-charged + paid  # no
-paid - charged  # no
 x + charged  # no
 charged * 2.0  # no
 -charged  # no
-sum([paid, charged])  # no
 charged.tensor("c")  # no
 paid.tensor("r")
 mp.scatter_rewards(batch, scores)
 mp.scatter_rewards(batch, costs)  # no
-mp.scatter_rewards(batch, charged)  # no
 mp.scatter_costs(batch, costs)
 mp.scatter_costs(batch, scores)  # no
-mp.scatter_costs(batch, paid)  # no
 mp.group_advantages(paid.tensor("r"), groups)
 mp.group_advantages(charged, groups)  # no
-mp.policy_loss(x, charged, cu)  # no
 mp.policy_loss(x, charged.advantages(groups), cu)  # no
 mp.gae(charged, x, cu)  # no
 constrained_advantages(paid.advantages(groups), charged.advantages(groups), {"c": 1.0})
 constrained_advantages(charged.advantages(groups), paid.advantages(groups), {"c": 1.0})  # no
-constrained_advantages(paid, charged, {"c": 1.0})  # no
 mp.policy_loss(x, constrained_advantages(paid.advantages(), charged.advantages(), {"c": 1.0}), cu)
 multiplier = LagrangeMultiplier({"c": 1.0})
 multiplier.update(charged)
@@ -59,8 +52,6 @@ multiplier.update(charged.advantages(groups))  # no
 sample = mp.Sample("s", "g", "qwen2_vl", mp.pack([]).input_ids.numpy(), [], [], [])
 sample.costs = costs[0]
 sample.costs = scores[0]  # no
-sample.rewards = costs[0]  # no
-batch.costs[0][0].value
 Rewards.of([sample])
 typed: Costs = Rewards({"r": x})  # no
 other: Costs = charged.map(torch.relu).total()
@@ -91,33 +82,22 @@ PAID, CHARGED = named(Rewards, r=[1.0, 2.0]), named(Costs, c=[1.0, 2.0])
     "mix",
     [
         lambda: PAID + CHARGED,
-        lambda: CHARGED + PAID,
-        lambda: PAID - CHARGED,
-        lambda: CHARGED * -1.0,
         lambda: -CHARGED,
         lambda: torch.ones(2) + CHARGED,
-        lambda: CHARGED + torch.ones(2),
         lambda: np.ones(2) - CHARGED,
-        lambda: torch.add(torch.ones(2), CHARGED),
         lambda: torch.stack([PAID, CHARGED]),
         lambda: sum([PAID, CHARGED]),
-        lambda: list(CHARGED),
         lambda: mp.group_advantages(CHARGED, GROUPS),
-        lambda: mp.policy_loss(torch.zeros(2), CHARGED, CU),
         lambda: mp.policy_loss(torch.zeros(2), CHARGED.advantages(GROUPS), CU),
         lambda: mp.gae(CHARGED, torch.zeros(2), CU),
         lambda: constrained_advantages(PAID, CHARGED, {"c": 1.0}),
         lambda: constrained_advantages(
             CHARGED.advantages(GROUPS), CHARGED.advantages(GROUPS), {"c": 1.0}
         ),
-        lambda: constrained_advantages(
-            PAID.advantages(GROUPS), PAID.advantages(GROUPS), {"r": 1.0}
-        ),
         lambda: mp.scatter_rewards(mp.pack([full_sample()]), named(Costs, c=[1.0])),
         lambda: mp.scatter_rewards(mp.pack([full_sample()]), [[mp.Cost("c", 1.0)]]),
         lambda: mp.scatter_costs(mp.pack([full_sample()]), [[mp.Score("c", 1.0)]]),
         lambda: mp.scatter_costs(mp.pack([full_sample()]), named(Rewards, r=[1.0])),
-        lambda: mp.scatter_costs(mp.pack([full_sample()]), torch.ones(1)),
     ],
 )
 def test_each_mixture_is_one_line(mix):
