@@ -193,7 +193,7 @@ def test_to_moves_every_tensor_and_keeps_the_rest(make):
     for name, x in new.items():
         held = "media[" in name  # pixels of single media are views of what is moved
         assert x.is_meta != held and (x.shape, x.dtype) == (old[name].shape, old[name].dtype), name
-    assert moved.sample_ids is batch.sample_ids and moved.loss_spans is batch.loss_spans
+    assert moved.sample_ids is batch.sample_ids and moved.media is batch.media
     if make is mp.pack:
         moved.attention_plan.check(moved.visible_until)
 

@@ -46,7 +46,7 @@ def test_every_item_is_on_one_rank(costs, ranks, equal_counts):
 
 
 @pytest.mark.parametrize("equal_counts", [False, True])
-@pytest.mark.parametrize(("n", "ranks"), [(10, 2), (8, 3), (6, 4)])
+@pytest.mark.parametrize(("n", "ranks"), [(9, 2), (7, 3)])
 def test_small_cases_are_near_the_optimum(n, ranks, equal_counts):
     random = np.random.default_rng(n)
     ours = best = 0.0

@@ -106,7 +106,7 @@ def test_a_config_with_one_odd_value_is_refused_or_counted():
     whole = get_kit("gemma4").model_config().to_dict()
     counted = 0
     for at in list(places(whole)):
-        for odd in (*ODD, 0, math.nan, "gone"):
+        for odd in (-1, 0, 0.5, math.nan, 2**63, "x", [], "gone"):
             document = copy.deepcopy(whole)
             holder = functools.reduce(lambda found, key: found[key], at[:-1], document)
             holder[at[-1]] = odd
@@ -118,7 +118,7 @@ def test_a_config_with_one_odd_value_is_refused_or_counted():
                     counted += 1
                 except mp.ArgumentError as error:
                     assert "\n" not in str(error) and "Fix: " in str(error)
-    assert counted > 500
+    assert counted > 200
 
 
 def test_a_config_is_read_up_to_a_limit(tmp_path):
