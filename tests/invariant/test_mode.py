@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from support.process import run_python
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -311,3 +312,17 @@ def test_a_backward_outside_of_the_mode_is_refused(reentrant):
         loss = norm(out).square().sum()
     with pytest.raises(ModelError, match=r"call backward\(\) within the block"):
         loss.backward()
+
+
+def test_float32_as_torchs_newer_setting_says():
+    """torch raises an error where one was set by the newer name and is read by the older."""
+    done = run_python(
+        "import torch\n"
+        "from mmpack.ops.tf32 import allows_tf32, allows_tf32_convolutions, float32_products\n"
+        "assert not allows_tf32() and float32_products() == 'highest'\n"
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "assert allows_tf32() and 'tf32' in float32_products()\n"
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'\n"
+        "assert not allows_tf32_convolutions()\n"
+    )
+    assert done.returncode == 0, done.stderr
