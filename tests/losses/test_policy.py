@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmpack.errors import ArgumentError
@@ -171,6 +171,7 @@ def test_advantages_per_token_where_as_many_samples_as_tokens():
     policy_loss(torch.tensor([-1.0, -2.0]), advantages, torch.tensor([0, 1, 2], dtype=torch.int32))
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=7),
     st.sampled_from(list(VARIANTS)),
