@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
 
@@ -36,6 +36,31 @@ def check_column(
         f"{what}: {name} has shape {list(given.shape)} and dtype {given.dtype} on {given.device}, expected [{size}] "
         f"{kind} on {like.device}. Fix: {fix or 'pass columns of one batch, not padded rectangles'}"
     )
+
+
+def check_batch(what: str, batch: Any) -> None:
+    """Raise ArgumentError for what is no packed or padded batch."""
+    if not hasattr(batch, "cu_loss"):
+        raise ArgumentError(
+            f"{what}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
+            "Fix: pass what mp.pack or mp.pad returned"
+        )
+
+
+def check_weights(
+    what: str, weights: Any, wanted: Collection[str] = (), least: float | None = None
+) -> None:
+    """Raise ArgumentError unless `weights` is a dict of numbers, of `least` or more, with one for each of `wanted`."""
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(
+            f"{what}: weights is {kind_of(weights)}, expected a dict. Fix: pass names and their factors"
+        )
+    if missing := [name for name in wanted if name not in weights]:
+        raise ArgumentError(
+            f"{what}: weights lacks {missing[0]!r:.40}. Fix: pass one for each, 0 to leave one out"
+        )
+    for name, weight in weights.items():
+        check_number(what, f"weights[{name!r:.40}]", weight, least=least)
 
 
 def check_columns(

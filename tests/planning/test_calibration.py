@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 from support.groups import answered
-from support.process import run_python
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, PlanError
@@ -156,13 +155,3 @@ def test_a_cost_is_a_file(tmp_path):
     for name, message in (("bad.json", "is not JSON"), ("none.json", "can't be read")):
         with pytest.raises(PlanError, match=message):
             CostModel.load(tmp_path / name)
-
-
-def test_without_scipy_the_extra_is_named():
-    code = (
-        "import sys; sys.modules['scipy'] = sys.modules['scipy.optimize'] = None\n"
-        "from mmpack.planning import *\n"
-        "try: calibrate([(Counts(rows=r), 1.0 + r) for r in range(1, 9)], CostModel(row=1e-6))\n"
-        "except ImportError as error: print(error)"
-    )
-    assert "Fix: pip install 'mmpack[planning]'" in run_python(code).stdout

@@ -117,22 +117,6 @@ def test_plans_obey_every_budget(samples, max_tokens, max_patches, max_samples, 
     assert plan(samples, **budgets, ranks=ranks, share_prefix=share) == made
 
 
-def test_no_sample_is_an_empty_plan():
-    made = plan([], max_tokens=8, ranks=3)
-    assert (made.bins, made.ranks, made.total_samples) == ([], [[], [], []], 0)
-    assert made.stats["bins"] == 0 and made.stats["fill"] == 0.0 and made.stats["balance"] == 1.0
-
-
-def test_a_group_too_large_for_a_bin_shares_its_prompt_in_every_piece():
-    prompt = list(range(1, 11))
-    group = [make_sample(f"s{k}", "g", prompt, [20 + k] * 5, 0) for k in range(6)]
-    made = plan(group, max_tokens=26, share_prefix=True)  # 11 shared rows, 5 a response
-    assert [len(b) for b in made.bins] == [3, 3]
-    assert made.stats["rows_shared"] == 2 * (11 + 15)
-    assert made.stats["patches"] == 2 * 4 and made.stats["patches_padded"] == 6 * 4
-    assert len(plan(group, max_tokens=26).bins) == 6
-
-
 def test_ranks_get_equal_bins_of_like_cost():
     random = np.random.default_rng(0)
     samples = [

@@ -77,14 +77,6 @@ def test_the_plan_s_layout_is_the_kernels(samples):
         assert (found.rows, found.keys, found.pairs) == (plan.rows, plan.gathered, plan.pairs)
 
 
-def test_a_tiny_prefix_declines():
-    samples = group("g", 2, [200, 300])
-    made = mp.plan(samples, max_tokens=1000, share_prefix="auto")
-    assert made.share == [False] and made.bin_rows == [504]
-    assert mp.pack(samples, share_prefix="auto").cu_seqlens is not None
-    assert mp.pack(samples, share_prefix=True).cu_seqlens is None
-
-
 def test_other_words_are_refused():
     samples = group("g", 2, [3])
     for call in (lambda how: mp.plan(samples, max_tokens=9, share_prefix=how),

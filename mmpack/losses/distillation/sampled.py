@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.losses.distillation.call import weighed, weights_of
 from mmpack.losses.distillation.divergence import check_teacher
-from mmpack.losses.distillation.weights import weighed, weights_of
 from mmpack.losses.samples import check_column
 from mmpack.ops.inputs import can_look_at, check_tensors
 from mmpack.ops.logprobs.arguments import check_index

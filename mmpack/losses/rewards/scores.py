@@ -32,6 +32,7 @@ from mmpack.losses.rewards.placing import (
     scoped,
     table_of,
 )
+from mmpack.losses.samples import check_batch, check_weights
 from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.records import Size
@@ -58,13 +59,10 @@ def scatter_scores(
     Args: what: the function that errors name. scores: each B lists of `of`, [B] numbers, or a dict of name to [B]
     numbers. of: the type of a score, with `name`, `scope` and `value`. name: what bare numbers are called.
     """
-    if not hasattr(batch, "cu_loss"):
-        raise ArgumentError(
-            f"{what}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
-            "Fix: pass what mp.pack or mp.pad returned"
-        )
+    check_batch(what, batch)
     _check_places(what, at)
-    _check_weights(what, weights)
+    if weights is not None:
+        check_weights(what, weights)
     given = _collect(what, batch, scores, of, name, weights)
     _check_named(what, "weights", weights, given.names)
     if isinstance(at, Mapping):
@@ -139,12 +137,7 @@ def _collect(
     if weights is not None and not names <= weights.keys():
         rows = [row for row in rows if row[1] in weights]
         on_device = [(own, x) for own, x in on_device if own in weights]
-    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [
-        [],
-        [],
-        [],
-        [],
-    ]
+    columns: list[list[Any]] = list(map(list, zip(*rows, strict=True))) or [[] for _ in range(4)]
     if set(map(type, columns[3])) - {float} or not np.isfinite(columns[3]).all():
         fix = "pass a finite number, or leave the score out"
         for b, own, _, value in rows:
@@ -335,18 +328,6 @@ def _check_places(what: str, at: Any) -> None:
         return
     for name, place in at.items():
         check_name(what, f"at[{name!r}]", place, get_args(At))
-
-
-def _check_weights(what: str, weights: Any) -> None:
-    if weights is None:
-        return
-    if not isinstance(weights, Mapping):
-        raise ArgumentError(
-            f"{what}: weights is {kind_of(weights)}, expected a dict. "
-            "Fix: pass the names of scores and their factors"
-        )
-    for name, weight in weights.items():
-        check_number(what, f"weights[{name!r}]", weight)
 
 
 def _check_named(what: str, option: str, named: Mapping[str, Any] | None, there: set[str]) -> None:
