@@ -28,6 +28,7 @@ BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host sev
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)
+KERNELS = $(shell grep -rl --include='test_*.py' 'mark\.kernel\b\|each_backend' tests)
 
 LOCKED := .github/actions/parity/requirements.txt
 
@@ -90,7 +91,7 @@ $(FRAMEWORKS:%=test-framework-%): test-framework-%:
 
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
-	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m "kernel and not gpu" $(call marked,kernel)
+	TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m "kernel and not gpu" $(KERNELS)
 	.venv-triton/bin/python -m pytest $(PARALLEL) $(SOME) -m compile $(call marked,compile)
 
 # Where pytest-xdist is: a worker per 16 GiB of GPU memory.
@@ -102,7 +103,7 @@ test-gpu: PYTHON := $(or $(PYTHON),python3)
 test-gpu:  ## the tests marked gpu, with the machine's own Python and its CUDA build of torch
 	@$(PYTHON) -c 'import importlib.util; importlib.util.find_spec("torch") or exit("test-gpu: $(PYTHON) has no torch. Fix: name a PYTHON=... with a CUDA build of torch")'
 	@$(PYTHON) -c 'import torch; torch.cuda.is_available() or exit("test-gpu: no GPU here, torch.cuda.is_available() is False")'
-	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c '$(GPU_WORKERS)' 2>/dev/null) -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(call marked,kernel))
+	PYTHONPATH=. $(PYTHON) -m pytest $$($(PYTHON) -c '$(GPU_WORKERS)' 2>/dev/null) -m "(gpu or kernel) and not alone" $(sort $(call marked,gpu) $(KERNELS))
 	PYTHONPATH=. $(PYTHON) -m pytest -m "gpu and alone" $(call marked,alone)
 
 .PHONY: bench

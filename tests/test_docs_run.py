@@ -14,6 +14,7 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.demo.qwen_processor import qwen_vl_processor
+from mmpack.ops.invariance import is_on
 from mmpack.planning import Counts
 
 pytestmark = pytest.mark.adapter
@@ -333,7 +334,7 @@ def test_view(samples, tmp_path, monkeypatch):
 def test_invariant(yours, samples, capsys):
     run("docs/invariant.md", {"model": yours["model"], "samples": samples})
     assert capsys.readouterr().out == "True\nTrue\n"
-    assert not mp.invariant.is_on()
+    assert not is_on()
 
 
 def test_the_page_of_teachers(yours, samples, capsys):

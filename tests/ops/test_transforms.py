@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.losses.rewards.scatter_op import scatter_op
+from mmpack.losses.rewards.scores import scatter_op
 from mmpack.ops.embeddings.merge import VisionRows, merge_embeddings
 from mmpack.ops.rows.gather import gather_rows
 from mmpack.ops.rows.inverse import inverse_index

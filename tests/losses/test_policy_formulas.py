@@ -1,28 +1,29 @@
-"""The kernels of mmpack::policy_loss against float64 autograd: interpreted here, both kinds on a GPU."""
+"""mmpack::policy_loss, in plain torch and as a kernel, against float64 autograd of the papers' formulas."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support.kernels import poison_outputs
+from support.kernels import each_backend, poison_outputs
 from support.policy_oracle import CASES, check, columns, offsets, oracle, run
 
 import mmpack as mp
 from mmpack.losses.policy.loss import VARIANTS
 
-pytestmark = pytest.mark.kernel
-
 SMALL = [3, 0, 300, 1, 12, 0]
 LARGE = [1500, 0, 16384, 1, 255, 256, 257, 3000]
 
 
+@each_backend
 @pytest.mark.parametrize("case", CASES)
 def test_variants(device, case):
     check(columns(SMALL), device, **CASES[case])
 
 
-@pytest.mark.parametrize("missing", ["old", "ref", "rollout", "entropy"])
-@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+@each_backend
+@pytest.mark.parametrize(
+    ("kind", "missing"), [("grpo", "old"), ("gspo", "old"), ("grpo", "ref"), ("gspo", "rollout")]
+)
 def test_columns_that_are_not_given(device, kind, missing):
     c = columns(SMALL)
     setattr(c, missing, None)
@@ -30,8 +31,11 @@ def test_columns_that_are_not_given(device, kind, missing):
     check(c, device, kind=kind, **corrected)
 
 
-@pytest.mark.parametrize("total", [1000, 377.5, torch.tensor(900), torch.tensor([350.5])])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
+@each_backend
+@pytest.mark.parametrize(
+    ("total", "aggregation"),
+    [(377.5, "token_mean"), (torch.tensor([350.5]), "sequence_mean_token_mean")],
+)
 def test_totals(device, aggregation, total):
     on = total.to(device) if isinstance(total, torch.Tensor) else total
     check(columns(SMALL), device, total=on, aggregation=aggregation)
@@ -43,6 +47,7 @@ def test_totals_on_a_gpu_count_as_one_at_least(device, total):
     check(columns(SMALL), device, total=total.to(device))
 
 
+@each_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(device, dtype):
     c = columns(SMALL, dtype=dtype)
@@ -58,18 +63,21 @@ def test_dtypes(device, dtype):
     assert error < 5e-3
 
 
+@each_backend
 def test_advantages_of_tokens(device):
     c = columns(SMALL)
     c.adv = torch.randn(sum(SMALL))
     check(c, device, kind="gspo", aggregation="sequence_mean_token_mean")
 
 
+@each_backend
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 60.0])
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_equal_and_far_policies(device, kind, spread):
     check(columns([3, 40, 7], spread), device, kind=kind, kl_coef=0.1, correction="tis")
 
 
+@each_backend
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 def test_no_loss_token(device, lengths):
     c = columns(lengths)
@@ -78,6 +86,7 @@ def test_no_loss_token(device, lengths):
     assert all(value == 0 for value in metrics.values())
 
 
+@each_backend
 @pytest.mark.parametrize("behind", [True, False], ids=["old", "no old"])
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_a_nan_reaches_the_loss_and_its_own_token_alone(device, kind, behind):
@@ -91,6 +100,7 @@ def test_a_nan_reaches_the_loss_and_its_own_token_alone(device, kind, behind):
         assert grad[5].isnan()
 
 
+@each_backend
 @pytest.mark.parametrize("kind", ["grpo", "gspo"])
 def test_a_sample_in_any_company(device, kind):
     c = columns([5, 300, 0, 64, 1])
@@ -113,6 +123,7 @@ def test_a_sample_in_any_company(device, kind):
         assert torch.equal(grad, whole[torch.cat(chosen)])
 
 
+@each_backend
 def test_outputs_are_written_whole_and_twice_the_same(device, monkeypatch):
     poison_outputs(monkeypatch, device)
     c = columns(SMALL)
@@ -124,8 +135,9 @@ def test_outputs_are_written_whole_and_twice_the_same(device, monkeypatch):
     assert first[3] == again[3]
 
 
+@each_backend
 def test_opcheck(device):
-    from mmpack.losses.policy.autograd import policy_loss_op
+    from mmpack.losses.policy.loss import policy_loss_op
 
     c = columns([3, 0, 5])
     lp, entropy, adv, old, ref, rollout = (
@@ -137,6 +149,7 @@ def test_opcheck(device):
     torch.library.opcheck(policy_loss_op, arguments)
 
 
+@each_backend
 def test_compile(device):
     c = columns([3, 0, 5])
     adv, old, ref = (x.to(device) for x in (c.adv, c.old, c.ref))
