@@ -19,7 +19,8 @@ import torch
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, load_checkpoint, model_inputs
-from mmpack.adapters.vllm import VllmEngine, load_vllm, unlike_weights, weight_checksums
+from mmpack.adapters.vllm import VllmEngine
+from mmpack.adapters.vllm.engine import load_vllm
 from mmpack.contracts import TOLERANCES
 from mmpack.demo.clips import clip_exercises
 from mmpack.demo.exercise import Exercise
@@ -150,7 +151,7 @@ class EngineJob(Job):
             argmax_ids=likeliest,
             dtype=dtype,
             version=self.version,
-            checksums=self.checksums(),
+            checksums=self.engine.weight_checksums(self.model.state_dict()),
             routed_experts=[s.routed_experts for s in train],  # replayed
         )
 
@@ -185,18 +186,11 @@ class EngineJob(Job):
             stale = [name for name in tensors if name.endswith("down_proj.weight")][-1]
             tensors[stale] = self.before[stale]
         self.engine.load_weights(tensors, self.version)
-        unlike = unlike_weights(*self.checksums())
+        unlike = self.engine.unlike_weights(dict(self.model.state_dict()))
         self.report.values["weights"] = {"tensors": len(tensors), "unlike": unlike}
         found = f"{len(tensors) - len(unlike)} of {len(tensors)} tensors are the trainer's"
         named = f"; stale: {', '.join(unlike)}" if unlike else ""
         self.report.check("weights", not unlike, found + named)
-
-    def checksums(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Of the trainer's tensors, in the engine's dtype, and of what the engine computes with."""
-        state = self.model.state_dict()
-        dtype = getattr(torch, self.engine.about["dtype"])
-        shapes = {name: tuple(t.shape) for name, t in state.items()}
-        return weight_checksums(state.items(), dtype), self.engine.weight_checksums(shapes)
 
     def check_after_step(self) -> None:
         """The rollout of the new weights: layouts again, and drift again."""

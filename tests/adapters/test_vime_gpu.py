@@ -12,11 +12,9 @@ from support.vime_steps import (
     sample_mean_reducer,
     stub_megatron,
 )
-from torch import distributed
 
-from mmpack.adapters.vime import loss
-from mmpack.contracts import gradient_fp32_bound, selected_logprob_bound
-from mmpack.ops.logprobs.sharded import sharded_selected_logprobs
+from mmpack.adapters.vime.objective import loss
+from mmpack.contracts import gradient_fp32_bound
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -66,35 +64,3 @@ def test_an_empty_list_of_a_loss_token_gives_nan(monkeypatch):
     batch["loss_masks"][3] = torch.tensor([0, 1, 1], device=CUDA)
     out, _ = loss(args, batch, logits.to(CUDA), sample_mean_reducer(args, batch))
     assert out.isfinite()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_a_split_vocabulary_of_one_rank(dtype, entropy, tmp_path):
-    """The kernels' statistics, combined over a group of one: what a rank of many does, without the others."""
-    distributed.init_process_group(
-        "nccl", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1
-    )
-    try:
-        torch.manual_seed(0)
-        logits = (8 * torch.randn(300, 5000)).to(dtype)
-        rows, targets = torch.randperm(300)[:250], torch.randint(0, 5000, (250,))
-        up = torch.randn(2, 250)
-        whole = logits.double().requires_grad_()
-        logs = (whole[rows] / 0.7).log_softmax(-1)
-        lp, h = logs[torch.arange(250), targets], -(logs.exp() * logs).sum(-1)
-        (lp @ up[0].double() + entropy * (h @ up[1].double())).backward()
-        own = logits.to(CUDA).requires_grad_()
-        given = targets.to(CUDA), rows.to(CUDA), distributed.group.WORLD, 0.7, entropy
-        got = sharded_selected_logprobs(own, *given)
-        got = got if entropy else (got,)
-        sum(x @ g.to(CUDA) for x, g in zip(got, up, strict=False)).backward()
-        for mine, theirs in zip(got, (lp, h), strict=False):
-            error = (mine.detach().cpu().double() - theirs.detach()).abs()
-            assert (error <= selected_logprob_bound(theirs.detach())).all()
-        bound = gradient_fp32_bound(whole.grad.abs().max())
-        if dtype == torch.bfloat16:  # the gradient is rounded to the dtype of the logits
-            bound = bound + 2.0**-8 * whole.grad.abs()
-        assert ((own.grad.cpu().double() - whole.grad).abs() <= bound).all()
-    finally:
-        distributed.destroy_process_group()

@@ -14,9 +14,9 @@ import torch
 from support.vime_steps import CASES, micro_batch, options
 from torch import distributed
 
-from mmpack.adapters.vime import enable, log_probs_and_entropy, loss
+from mmpack.adapters.vime import enable
+from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.contracts import gradient_fp32_bound
-from mmpack.errors import ModelError
 
 pytest.importorskip("megatron.core")
 NAME = next((name for name in ("vime", "slime") if importlib.util.find_spec(name)), "")
@@ -33,7 +33,7 @@ MORE = {
     },
     "custom_loss": {
         "loss_type": "custom_loss",
-        "custom_loss_function_path": "mmpack.adapters.vime.loss",
+        "custom_loss_function_path": "mmpack.adapters.vime.objective.loss",
     },
     "recomputed": {"recompute_loss_function": True, "entropy_coef": 0.01},
     "sft": {"loss_type": "sft_loss"},
@@ -131,27 +131,6 @@ def test_old_and_reference_passes():
     for name in theirs:
         for a, b in zip(mine[name], theirs[name], strict=True):
             torch.testing.assert_close(a, b, **NEAR)
-
-
-def test_the_dump_for_debugging_has_the_logprobs():
-    if not hasattr(their_module(), "enable_log_prob_capture"):
-        pytest.skip("of slime")
-    module, args, (batch, logits) = their_module(), options("grpo"), micro_batch("grpo")
-    batch["partition"] = [3, 1, 0, 2]
-    module.enable_log_prob_capture()
-    theirs = step(args, batch, logits) and module.drain_captured_log_probs()
-    module.enable_log_prob_capture()
-    with enable(args):
-        mine = step(args, batch, logits) and module.drain_captured_log_probs()
-    assert mine.keys() == theirs.keys()
-    for position, value in theirs.items():
-        torch.testing.assert_close(mine[position], value, **NEAR)
-
-
-def test_twice_is_an_error():
-    with enable(options("grpo")), pytest.raises(ModelError, match="is enabled already"):
-        enable(options("grpo"))
-    assert their_module().policy_loss_function is not loss
 
 
 RANKS = {

@@ -181,14 +181,6 @@ def test_rows_in_lines_have_a_picture_for_each_mark(tmp_path, framework):
                 assert np.array_equal(np.asarray(own), np.asarray(image))
 
 
-def test_the_command_for_openrlhf(tmp_path):
-    start(tmp_path, "openrlhf")
-    (tmp_path / "train.jsonl").write_text("")
-    words = started_command(tmp_path, "python", "--vllm.num_engines", "2", MODEL="/a/model")
-    assert words[:2] == ["-m", "mmpack.adapters.openrlhf"] and "/a/model" in words
-    assert words[-2:] == ["--vllm.num_engines", "2"] and f"{tmp_path}/reward.py" in words
-
-
 @pytest.mark.openrlhf
 def test_openrlhf_reads_command_rows_and_reward(tmp_path, monkeypatch):
     pytest.importorskip("deepspeed")
@@ -252,7 +244,3 @@ def test_the_command_for_vime(tmp_path):
         sample = SimpleNamespace(response=response, label="B")
         assert asyncio.run(score(None, sample)) == value
         assert asyncio.run(score(None, [sample] * 2)) == [value] * 2
-    missing = subprocess.run(
-        ["bash", str(tmp_path / "run.sh")], capture_output=True, text=True, check=False, env={}
-    )
-    assert missing.returncode != 0 and "VIME_DIR" in missing.stderr

@@ -46,8 +46,6 @@ class Cell:
     ok: bool
     compared: int = 0
     cause: str | None = None
-    place: str | None = None
-    sample_id: str | None = None
     not_compared: dict[str, str] = field(default_factory=dict)
 
 
@@ -156,7 +154,6 @@ def _cells(there: dict[str, Path], failed: Mapping[str, str]) -> Iterator[Cell]:
 
 def _cell(engine: str, trainer: str, report: ParityReport) -> Cell:
     first = report.first
-    place = None
     if first is not None:
         at = first.span[0] if first.span is not None else first.index
         place = first.field if at is None else f"{first.field} at {at}"
@@ -166,17 +163,8 @@ def _cell(engine: str, trainer: str, report: ParityReport) -> Cell:
         verdict = f"✓ but {', '.join(lacking)}" if lacking else "✓"
     else:
         verdict = f"not compared: {', '.join(report.not_compared)}"
-    return Cell(
-        engine,
-        trainer,
-        verdict,
-        report.ok,
-        report.compared,
-        None if first is None else first.cause,
-        place,
-        None if first is None else first.sample_id,
-        report.not_compared,
-    )
+    cause = None if first is None else first.cause
+    return Cell(engine, trainer, verdict, report.ok, report.compared, cause, report.not_compared)
 
 
 def _made_with(path: Path) -> str:

@@ -17,7 +17,7 @@ from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.errors import ModelError
 
 REPLACED = {"get_log_probs_and_entropy": log_probs_and_entropy, "policy_loss_function": loss}
-PROVIDER = "mmpack.adapters.vime.provider"
+PROVIDER = "mmpack.adapters.vime.linear_logp.provider"
 
 
 class Enabled:
