@@ -63,6 +63,9 @@ def commands(text):
     return [x for x in text.splitlines() if x.lstrip().startswith("::") or re.search(r"##\w*\[", x)]
 
 
+PAGE = "https://github.com/o/r/actions/runs/1/artifacts/2"
+
+
 def test_equal_sides(traces):
     folder, given = traces
     done, summary, output = step("Compare", folder, TRAIN="a b.jsonl", **given)
@@ -83,6 +86,20 @@ def test_sides_that_differ_fail_the_job_after_their_page_is_kept(traces):
     body = summary.split("\n\n", 1)[1]
     assert all(line.startswith("    ") for line in body.splitlines())
     assert step("Verdict", folder, CODE=1)[0].returncode == 1
+    # with a `gh` that writes down what it is asked for
+    gh = folder / "path" / "gh"
+    gh.parent.mkdir()
+    gh.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > "{folder}/asked"\n')
+    gh.chmod(0o755)
+    paths = f"{gh.parent}:{os.environ['PATH']}"
+    env = {"PULL_REQUEST": 7, "REPOSITORY": "o/r", "PAGE": PAGE, "PATH": paths}
+    done, _, _ = step("Comment", folder, **env)
+    assert done.returncode == 0, done
+    *asked, body = (folder / "asked").read_text().split()
+    assert asked == ["pr", "comment", "7", "--repo", "o/r", "--body-file"]
+    head, text = Path(body).read_text().split(f"]({PAGE})\n\n")
+    assert head.startswith("### mmpack parity") and "DIFFERENT" in text
+    assert all(line.startswith("    ") and len(line) < 510 for line in text.splitlines())
     # a comment only for who asked for it, and only where the sides differ
     assert STEPS["inputs"]["comment"]["default"] == "false"
     said = LINES["Comment"]["if"]
@@ -99,28 +116,6 @@ def test_findings_become_annotations(traces):
     assert line.startswith("::error ") and "file=other.jsonl,line=1" in line
     missing, _, _ = step("Annotate", folder, TRAIN="none.jsonl", **given)
     assert missing.returncode == 1 and "does not exist" in missing.stderr
-
-
-PAGE = "https://github.com/o/r/actions/runs/1/artifacts/2"
-
-
-def test_the_comment_has_the_findings_and_the_page(traces):
-    """With a `gh` that writes down what it is asked for."""
-    folder, given = traces
-    step("Compare", folder, TRAIN="other.jsonl", **given)
-    gh = folder / "path" / "gh"
-    gh.parent.mkdir()
-    gh.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > "{folder}/asked"\n')
-    gh.chmod(0o755)
-    paths = f"{gh.parent}:{os.environ['PATH']}"
-    env = {"PULL_REQUEST": 7, "REPOSITORY": "o/r", "PAGE": PAGE, "PATH": paths}
-    done, _, _ = step("Comment", folder, **env)
-    assert done.returncode == 0, done
-    *asked, body = (folder / "asked").read_text().split()
-    assert asked == ["pr", "comment", "7", "--repo", "o/r", "--body-file"]
-    head, text = Path(body).read_text().split(f"]({PAGE})\n\n")
-    assert head.startswith("### mmpack parity") and "DIFFERENT" in text
-    assert all(line.startswith("    ") and len(line) < 510 for line in text.splitlines())
 
 
 def test_a_trace_that_is_not_there(traces):

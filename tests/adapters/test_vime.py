@@ -234,8 +234,13 @@ def test_a_packed_batch_comes_back_with_its_columns(items, fixture):
         from_batch(batch, samples[1:])
 
 
-def test_samples_from_elsewhere(processed, fixture):
+def test_samples_from_elsewhere(items, processed, fixture):
     made = from_samples(processed)
+    recorded = to_samples(items[:2], fixture.processor)
+    numbers = [one["group_index"] for one in from_samples([*recorded, *processed])]
+    groups = set(zip(numbers[2:], [s.group_id for s in processed], strict=True))
+    assert len(groups) == len({s.group_id for s in processed}) == len(set(numbers[2:]))
+    assert not set(numbers[:2]) & set(numbers[2:])  # theirs keep their own
     again = to_samples(made, fixture.processor, images=fixture.images())
     for sample, (sample_id, group_id) in zip(again, fixture.ids, strict=True):
         sample.sample_id, sample.group_id = sample_id, group_id
@@ -254,20 +259,10 @@ def test_a_removed_sample_has_no_loss(items, fixture):
     assert back.rollout_log_probs == items[0].rollout_log_probs
 
 
-def test_groups_have_numbers(items, processed, fixture):
+def test_groups_and_what_doesn_t_fit(items, fixture):
     alone = [dataclasses.replace(item, group_index=None, index=None) for item in items]
-    assert [s.group_id for s in to_samples(alone, fixture.processor)] == [
-        str(i) for i in range(len(items))
-    ]
-    recorded = to_samples(items[:2], fixture.processor)
-    numbers = [made["group_index"] for made in from_samples([*recorded, *processed])]
-    names = [s.group_id for s in processed]
-    assert len(set(numbers[2:])) == len(set(names))
-    assert len(set(zip(numbers[2:], names, strict=True))) == len(set(names))
-    assert not set(numbers[:2]) & set(numbers[2:])
-
-
-def test_what_doesn_t_fit_is_one_line(items, fixture):
+    names = [s.group_id for s in to_samples(alone, fixture.processor)]
+    assert names == [str(i) for i in range(len(items))]
     samples = to_samples(items, fixture.processor)
     one = [[0.0] * s.num_loss_tokens for s in samples]
     for columns in (one[1:], [one[0][:1], *one[1:]], [[*one[0], 0.0], *one[1:]]):

@@ -33,12 +33,20 @@ def one_rank(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def step(args, batch, logits, reduce=None):
-    logits = logits.clone().requires_grad_()
+def moved(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [moved(x, device) for x in value] if isinstance(value, list) else value
+
+
+def step(args, batch, logits, reduce=None, device="cpu"):
+    kept = {k: v for k, v in batch.items() if k.startswith("rollout_top_p")}  # stay on the host
+    batch = {k: moved(v, device) for k, v in batch.items()} | kept
+    logits = logits.to(device, copy=True).requires_grad_()
     reduce = reduce or sample_mean_reducer(args, batch)
     out, metrics = loss(args, batch, logits, reduce)
     out.backward()
-    return out.detach(), metrics, logits.grad
+    return out.detach().cpu(), {k: v.cpu() for k, v in metrics.items()}, logits.grad.cpu()
 
 
 def expected_step(args, batch, logits):
@@ -48,11 +56,15 @@ def expected_step(args, batch, logits):
     return out.detach(), metrics, logits.grad
 
 
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@DEVICES
 @pytest.mark.parametrize("case", CASES)
-def test_loss_gradient_and_metrics(case):
+def test_loss_gradient_and_metrics(case, device):
     args = options(case)
     batch, logits = micro_batch(case)
-    out, metrics, grad = step(args, batch, logits)
+    out, metrics, grad = step(args, batch, logits, device=device)
     expected, theirs, expected_grad = expected_step(args, batch, logits)
     assert out.dtype == torch.float32 and out.shape == () and expected_grad.abs().max() > 0
     torch.testing.assert_close(out.double(), expected, **NEAR)
@@ -278,19 +290,19 @@ def _of_all_tokens(offsets):
     return torch.cat([torch.zeros(LENGTHS[0][0] - LENGTHS[0][1], dtype=offsets.dtype), offsets])
 
 
-@pytest.mark.parametrize("case", ["kept_ids", "everything"])
-def test_an_empty_list_that_nobody_looked_at_gives_nan(case, monkeypatch):
+@DEVICES
+def test_an_empty_list_that_nobody_looked_at_gives_nan(monkeypatch, device):
     """As on a GPU, where masks are not looked at: no number, and not the logprob 0, of a loss token without a list."""
-    args, (batch, logits) = options(case), micro_batch(case)
+    args, (batch, logits) = options("everything"), micro_batch("everything")
     ends = batch["rollout_top_p_token_offsets"]
     first, count = ends[3][:1], int(ends[3][1])
     batch["rollout_top_p_token_offsets"] = [*ends[:3], torch.cat([first, ends[3][1:] - count])]
     batch["rollout_top_p_token_ids"][3] = batch["rollout_top_p_token_ids"][3][count:]
     monkeypatch.setattr("mmpack.adapters.vime.objective._refuse_empty", lambda *_: None)
-    out, metrics, _ = step(args, batch, logits)
+    out, metrics, _ = step(args, batch, logits, device=device)
     assert out.isnan() and metrics["loss"].isnan() and metrics["pg_loss"].isnan()
     batch["loss_masks"][3] = torch.tensor([0, 1, 1])  # a tool's
-    out, _, grad = step(args, batch, logits)
+    out, _, grad = step(args, batch, logits, device=device)
     assert out.isfinite() and grad.isfinite().all()
 
 

@@ -102,19 +102,6 @@ def test_the_model_was_run_with_the_recorded_positions_and_pixels(engine, monkey
             torch.testing.assert_close(embeds[span.start : span.stop], features, atol=1e-5, rtol=0)
 
 
-def test_positions_follow_rule_max_and_not_grid_after_a_video(samples):
-    film = samples[4]
-    for rule, same in (("max", True), ("grid", False)):
-        positions, _ = mp.mrope_positions(
-            film.input_ids,
-            family="qwen2_5_vl",
-            video_grid_thw=[film.media[0].grid_thw],
-            second_per_grid_ts=[1.0],
-            rule=rule,
-        )
-        assert np.array_equal(positions, film.position_ids) == same
-
-
 def test_samples_go_back_as_the_inputs_that_they_came_from(engine, samples):
     handed = [engine.prompt(p) for p in PROMPTS]
     rendered = engine.render(handed)
@@ -256,29 +243,6 @@ def test_one_value_of_one_tensor_names_that_tensor(engine, name):
     assert engine.unlike_weights(tensors) == []
     tensors[name].view(-1)[3] += 1e-3
     assert engine.unlike_weights(tensors) == [name]
-
-
-def test_new_weights_reach_what_the_engine_computes_with(engine):
-    """Fused, packed and tied tensors; nothing of the old weights is left in a cache."""
-    [old] = engine.rollout(PROMPTS[:1], ["p"], n=1, max_new_tokens=4)
-    tensors = state()
-    for t in tensors.values():
-        t.add_(0.01 * torch.randn(t.shape, generator=torch.Generator().manual_seed(1)))
-    tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"]
-    engine.load_weights(tensors, "7")
-    assert engine.unlike_weights(tensors) == []
-    [new] = engine.rollout(PROMPTS[:1], ["p"], n=1, max_new_tokens=4)
-    assert new.prefix_cached_tokens == 0
-    assert {v.version for v in new.policy_versions} == {"7"}
-    model, _ = trainer()
-    kept = state()
-    model.load_state_dict(tensors)
-    try:
-        expected = trainer_logprobs([new, old])
-    finally:
-        model.load_state_dict(kept)
-    np.testing.assert_allclose(new.rollout_logprobs, expected[0], atol=2e-5, rtol=0)
-    assert np.abs(old.rollout_logprobs - expected[1]).max() > 1e-3
 
 
 def test_a_tensor_that_the_engine_lacks_is_an_error(engine):

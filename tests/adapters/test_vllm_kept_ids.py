@@ -1,7 +1,5 @@
 """Kept ids of a real vLLM engine: the trainer's logprobs over them are the rollout's, and over all ids they are not."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -85,15 +83,6 @@ def test_without_top_k_every_id_is_asked_for(engine):
     assert 1 < sample.kept_ids.lengths.max() < engine.processor.vocab_size / 10
     kept = trainer_logprobs([sample], 1.0, True)
     np.testing.assert_allclose(kept, sample.rollout_logprobs, atol=MAX, rtol=0)
-
-
-def test_a_side_without_them_is_named(engine, tmp_path):
-    samples = engine.rollout(PROMPTS[:1], NAMES[:1], n=2, max_new_tokens=4, top_k=8)
-    mp.write_trace(tmp_path / "rollout.jsonl", samples)
-    assert mp.compare(tmp_path / "rollout.jsonl", samples).ok
-    bare = [dataclasses.replace(s, kept_ids=None) for s in samples]
-    causes = {finding.cause for finding in mp.compare(samples, bare).findings}
-    assert causes == {"truncated_support"}
 
 
 def test_what_keeps_no_ids_is_refused(engine, monkeypatch):

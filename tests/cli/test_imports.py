@@ -20,12 +20,11 @@ def loaded(code, *args):
 
 
 def test_import_is_light():
-    assert loaded("import mmpack; dir(mmpack)") == []
-    assert loaded("import mmpack.cli.main") == []
-    assert loaded("import torch") != []  # so the lists above could have been longer
+    assert loaded("import mmpack, mmpack.cli.main; dir(mmpack)") == []
+    assert loaded("import pyarrow") == ["pyarrow"]  # so the list above could have been longer
 
 
-@pytest.mark.parametrize("args", [["validate"], ["parity"], ["plan"]])
+@pytest.mark.parametrize("args", [["parity"], ["plan"]])
 def test_commands_load_no_torch(tmp_path, args):
     path = str(tmp_path / "a.jsonl")
     mp.write_trace(path, [full_sample()])

@@ -101,6 +101,7 @@ def test_learning_goes_up_and_with_negated_advantages_down():
     assert down.values["learn"]["gain"] < 0 and down.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_layout_that_gives_nan_fails(monkeypatch):
     whole = logprob_checks.packed_logprobs
 

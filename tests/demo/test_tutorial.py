@@ -23,6 +23,7 @@ def numbers(line):
     return [float(x) for x in re.findall(r"-?\d[\d.]*(?:e[+-]\d+)?", line)]
 
 
+@pytest.mark.slow
 def test_geometry_takes_a_step():
     lines = printed("geo3k_grpo").splitlines()
     shown = {line.partition(" ")[0].rstrip(":"): line for line in lines}

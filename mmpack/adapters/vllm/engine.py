@@ -363,7 +363,7 @@ def _checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, s
     for name in shapes:
         place, rank = _place(model, name)
         fused.setdefault(place, []).append((rank, name))
-    out = {}
+    out: dict[str, str] = {}
     for place, members in fused.items():
         whole = _read(model, place)
         names = [name for _, name in sorted(members)]
