@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from mmpack.video.info import VideoInfo
 
 SHOWN = 100  # frames, on the screen
-ABOUT = ("codec", "width", "height", "rotation", "fps", "total_frames", "variable", "duration")
-ABOUT += ("content_key",)  # of a VideoInfo, in the JSON document
+# of a VideoInfo, in the JSON document
+ABOUT = (
+    *("codec", "width", "height", "rotation", "fps", "total_frames", "variable", "duration"),
+    "content_key",
+)
 
 
 def command(
@@ -47,8 +50,8 @@ def command(
 
     asked = []
     for text in policy:
-        name, _, own = text.partition(":")
-        asked.append((policy_of(name), _settings([part for part in own.split(",") if part])))
+        name, _, parts = text.partition(":")
+        asked.append((policy_of(name), _settings([part for part in parts.split(",") if part])))
     for name, value in _settings(setting or []).items():
         having = [own for of, own in asked if name in of.kinds]
         if not having:
@@ -56,8 +59,8 @@ def command(
                 f"frames: none of these policies has a setting {name!r:.40}. "
                 "Fix: see docs/video.md for each policy's settings"
             )
-        for own in having:
-            own.setdefault(name, value)  # settings in the policy's name win
+        for settings in having:
+            settings.setdefault(name, value)  # settings in the policy's name win
     read = [{k: _value(of.kinds.get(k, ""), text) for k, text in own.items()} for of, own in asked]
     for (of, _), settings in zip(asked, read, strict=True):
         of.resolve(settings)  # before these are keywords of a call

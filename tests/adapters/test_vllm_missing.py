@@ -38,6 +38,9 @@ def test_a_cpu_build_without_libnuma_names_the_package(monkeypatch):
     monkeypatch.setattr(engine.ctypes, "CDLL", missing)
     with pytest.raises(BackendError, match="apt-get install libnuma1"):
         engine.load_vllm()
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(BackendError, match="the engine is not in this process"):
+        engine.load_vllm()
 
 
 class Rejected(ValueError):

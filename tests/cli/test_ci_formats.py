@@ -169,6 +169,7 @@ def test_texts_of_a_trace_break_no_format(tmp_path):
         mp.write_trace(path, [sample])
     out = run("github", paths, 1)
     assert "\x1b" not in out and len(out.splitlines()) == len(annotations(out)) + 1
+    assert any("a%0A" in message for _, message in annotations(out))
     names = [c.get("name") for c in ElementTree.fromstring(run("junit", paths, 1)).iter("testcase")]
     assert any("\\n<x>" in name for name in names) and len(names) == 3
     log = json.loads(run("sarif", paths, 1))
