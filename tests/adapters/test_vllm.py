@@ -189,7 +189,7 @@ def test_every_completion_of_a_request_is_a_sample(engine):
 def test_the_kind_of_logprobs_is_the_engines_mode_and_lists_are_of_one_length(engine):
     [first, *_] = converted(engine, request_output(), logprobs_mode="processed_logprobs")
     assert first.sampling["logprobs"] == "processed"
-    with pytest.raises(ArgumentError, match="returns logits"):
+    with pytest.raises(ArgumentError, match="logprobs_mode is 'raw_logits'"):
         converted(engine, request_output(), logprobs_mode="raw_logits")
     with pytest.raises(ArgumentError, match="2 groups"):
         converted(engine, request_output(), group_ids=["a", "b"])

@@ -262,5 +262,5 @@ def test_other_things_are_refused(made):
             from_render(given, processor)
     with pytest.raises(ArgumentError, match="responses has 2 entries for 1 requests"):
         from_generate([request], [response] * 2, processor)
-    with pytest.raises(ArgumentError, match="returns logits"):
+    with pytest.raises(ArgumentError, match="logprobs_mode is 'raw_logits'"):
         from_generate([request], [response], processor, logprobs_mode="raw_logits")

@@ -17,7 +17,7 @@ from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_me
 from mmpack.adapters.rendered import MediaStore, kept_lists, processed_medium
 from mmpack.adapters.row_sample import continued_positions, row_sample
 from mmpack.adapters.vllm.calls import LOGPROB_KINDS
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_name
 from mmpack.layout.fingerprint import content_hash
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.processors.videos import Clip
@@ -182,11 +182,7 @@ def to_samples(
     Raises: ArgumentError for lists of unlike length, for modes that give logits, for media without pixels, and for kept
     ids that do not fit the logprobs.
     """
-    if logprobs_mode not in LOGPROB_KINDS:
-        raise ArgumentError(
-            f"to_samples: logprobs_mode {logprobs_mode!r} returns logits, not logprobs. "
-            f"Fix: use one of {', '.join(LOGPROB_KINDS)}"
-        )
+    check_name("to_samples", "logprobs_mode", logprobs_mode, LOGPROB_KINDS)
     per_output = sampling if isinstance(sampling, Sequence) else [sampling] * len(outputs)
     groups = [o.request_id for o in outputs] if group_ids is None else group_ids
     places = [None] * len(outputs) if positions is None else positions
