@@ -10,6 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.vllm import VllmEngine, to_samples
+from mmpack.adapters.vllm.samples import PROCESSED
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, BackendError
 
@@ -103,21 +104,11 @@ def test_what_keeps_no_ids_is_refused(engine, monkeypatch):
 # -- RequestOutputs as the package defines them -----------------------------------------------------------------------
 
 
-def converted(engine, completion, logprobs_mode="processed_logprobs", **sampling):
-    from vllm import RequestOutput, SamplingParams
+def converted(engine, mask=None, steps=None, flat=False, logprobs_mode=PROCESSED, **sampling):
+    """A completion of ids 5 and 9, as vLLM's own classes hold it, as a sample."""
+    from vllm import CompletionOutput, RequestOutput, SamplingParams
     from vllm.inputs import tokens_input
-
-    output = RequestOutput("r", None, [11, 12, 13], None, [completion], True)
-    params = SamplingParams(**{"top_k": 2, "logprobs": 1} | sampling)
-    given = [tokens_input([11, 12, 13])]
-    mode = {"logprobs_mode": logprobs_mode}
-    [sample] = to_samples([output], given, [{}], params, engine.processor, **mode)
-    return sample
-
-
-def completion(mask=None, steps=None):
-    from vllm import CompletionOutput
-    from vllm.logprobs import Logprob
+    from vllm.logprobs import FlatLogprobs, Logprob
     from vllm.outputs import SamplingMask
 
     steps = steps or [{5: -1.5, 7: -0.25}, {9: -0.5, 5: -0.9}]
@@ -125,29 +116,24 @@ def completion(mask=None, steps=None):
         {token: Logprob(value, rank=k + 1) for k, (token, value) in enumerate(step.items())}
         for step in steps
     ]
-    return CompletionOutput(
-        index=0,
-        text="",
-        token_ids=[5, 9],
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        sampling_mask=None if mask is None else SamplingMask(mask),
-    )
+    if flat:
+        logprobs, plain = FlatLogprobs(), logprobs
+        logprobs.extend(plain)
+    kept = None if mask is None else SamplingMask(mask)
+    of = {"index": 0, "text": "", "token_ids": [5, 9], "cumulative_logprob": None}
+    made = CompletionOutput(**of, logprobs=logprobs, sampling_mask=kept)
+    output = RequestOutput("r", None, [11, 12, 13], None, [made], True)
+    params = SamplingParams(**{"top_k": 2, "logprobs": 1} | sampling)
+    given = ([output], [tokens_input([11, 12, 13])], [{}], params, engine.processor)
+    [sample] = to_samples(*given, logprobs_mode=logprobs_mode)
+    return sample
 
 
-def test_lists_of_model_runner_v2_are_stored_as_they_are(engine):
-    sample = converted(engine, completion(mask=[[7, 5], [9]]))
+def test_lists_of_model_runner_v2_are_stored_and_flat_logprobs_read_as_dicts_are(engine):
+    sample = converted(engine, mask=[[7, 5], [9]])
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [9]]
     assert mp.validate(sample) == []
-
-
-def test_flat_logprobs_are_read_as_dicts_are(engine):
-    from vllm.logprobs import FlatLogprobs
-
-    plain, flat = completion(), completion()
-    flat.logprobs = FlatLogprobs()
-    flat.logprobs.extend(plain.logprobs)
-    a, b = (converted(engine, c) for c in (plain, flat))
+    a, b = (converted(engine, flat=flat) for flat in (False, True))
     assert a.rollout_logprobs.tolist() == b.rollout_logprobs.tolist() == [-1.5, -0.5]
     assert a.metadata["argmax_ids"] == b.metadata["argmax_ids"] == [5, 9]
     assert a.kept_ids is b.kept_ids is None  # one logprob a token: what else is kept is not known
@@ -155,13 +141,13 @@ def test_flat_logprobs_are_read_as_dicts_are(engine):
 
 def test_a_list_is_whole_when_an_id_that_is_not_kept_came_too(engine):
     steps = [{5: -1.5, 7: -0.25, 8: -np.inf}, {9: 0.0, 5: -np.inf}]
-    sample = converted(engine, completion(steps=steps), logprobs=3)
+    sample = converted(engine, steps=steps, logprobs=3)
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [9]]
     with pytest.raises(ArgumentError, match=r"token 1: all of the 3 likeliest.*logprobs=-1"):
-        converted(engine, completion(steps=[steps[0], {9: -0.5, 5: -0.9}]), logprobs=3)
+        converted(engine, steps=[steps[0], {9: -0.5, 5: -0.9}], logprobs=3)
     for off in ({"top_k": 0}, {"top_k": 2, "temperature": 0}):  # nothing is filtered
-        assert converted(engine, completion(), logprobs=-1, **off).kept_ids is None
-    sample = converted(engine, completion(steps=[steps[0], {9: -0.5, 5: -0.9}]), logprobs=-1)
+        assert converted(engine, logprobs=-1, **off).kept_ids is None
+    sample = converted(engine, steps=[steps[0], {9: -0.5, 5: -0.9}], logprobs=-1)
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [5, 9]]
 
 
@@ -177,7 +163,7 @@ def test_a_list_is_whole_when_an_id_that_is_not_kept_came_too(engine):
 )
 def test_lists_that_cannot_be_right_are_refused(engine, given, settings, why):
     with pytest.raises(ArgumentError, match=why):
-        converted(engine, completion(mask=given), **settings)
+        converted(engine, mask=given, **settings)
 
 
 def test_the_page_s_example(engine, capsys):
