@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engines import image, messages, picture, reset, shared_engine, trainer, video
+from support.engines import messages, picture, reset, shared_engine, trainer, video
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
@@ -18,7 +18,6 @@ from mmpack.adapters.vllm import (
     from_generate,
     from_render,
     to_generate,
-    to_samples,
 )
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, SchemaError
@@ -129,28 +128,6 @@ def test_a_sample_goes_back_as_the_request_that_it_came_from(engine, server):
         assert a.keys() == b.keys() and all(torch.equal(a[k].data, b[k].data) for k in a)
     with pytest.raises(SchemaError, match="MM404"):
         to_generate(samples, SamplingParams(max_tokens=3))
-
-
-def test_engine_inputs_of_this_process_need_no_pictures(engine):
-    """`to_samples` without prompts: media by their processed pixels, those in vLLM's cache from the store."""
-    from vllm import SamplingParams
-
-    engine.llm.reset_mm_cache()
-    handed = [engine.prompt(messages(image(1))), engine.prompt(messages(video(3), image(1)))]
-    params = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
-    store, runs = MediaStore(), []
-    for _ in range(2):
-        inputs = engine.llm.renderer.render_cmpl(handed)
-        outputs = engine.generate(inputs, params, True)
-        runs.append(to_samples(outputs, inputs, None, params, engine.processor, store=store))
-        engine.reset_prefix_cache()
-    assert all(item is None for items in inputs[1]["mm_kwargs"].values() for item in items)
-    assert len(store) == 2 and mp.validate(runs[1]) == []
-    for a, b in zip(*runs, strict=True):
-        assert a.media_cache_keys == b.media_cache_keys and a.modality_spans == b.modality_spans
-    assert runs[1][1].media[0].second_per_grid_ts == 1.0
-    batch = mp.pack(runs[1], media=store)
-    assert len(batch.media) == 2
 
 
 def test_the_page_s_example_runs(engine, server, capsys):

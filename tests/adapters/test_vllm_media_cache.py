@@ -21,7 +21,7 @@ PROMPTS = [
     messages(image(21), image(21), text="Are these two the same?"),
 ]
 NAMES = ["one", "two", "film", "slow", "twice"]
-DISTINCT, SHOWINGS = 4, 7  # media of all prompts
+SHOWINGS = 7  # of media, in all prompts
 
 
 def rollouts(engine, prompts=PROMPTS, names=NAMES):
@@ -36,29 +36,32 @@ def left_out(inputs):
     return [item is None for g in inputs for items in g["mm_kwargs"].values() for item in items]
 
 
-def test_hits_are_found_in_the_store_and_refused_without():
-    """Inputs as vLLM renders them, twice: the second time all media are hits."""
+@pytest.mark.parametrize("pictures", [True, False])
+def test_hits_are_found_in_the_store_and_refused_without(pictures):
+    """Inputs as vLLM renders them, twice: the second time all media are hits. Without pictures: by their pixels."""
     from vllm import SamplingParams
 
     engine = shared_engine()
     reset(engine)
     engine.llm.reset_mm_cache()
-    handed = [engine.prompt(p) for p in PROMPTS]
+    handed = [engine.prompt(p) for p in (*PROMPTS[:3], PROMPTS[4])]
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
     page, store = "docs/engines.md", MediaStore()
     [code] = [block for block in blocks(page) if "skip_mm_cache=True" in block[1]]
     names = {"llm": engine.llm, "prompts": handed, "sampling": params, "store": store}
     runs = []
-    for hits in (SHOWINGS - DISTINCT, SHOWINGS):
+    distinct, showings = 3, 6
+    for hits in (showings - distinct, showings):
         inputs = engine.llm.renderer.render_cmpl(handed)
         assert sum(left_out(inputs)) == hits
         outputs = engine.generate(inputs, params, True)
-        given = (outputs, inputs, handed, params, engine.processor)
-        runs.append(to_samples(*given, group_ids=NAMES, store=store))
+        given = (outputs, inputs, handed if pictures else None, params, engine.processor)
+        runs.append(to_samples(*given, group_ids=list("abcd"), store=store))
         engine.reset_prefix_cache()
-    assert len(store) == DISTINCT
+    assert len(store) == len(mp.pack(runs[1], media=store).media) == distinct
     for mine, theirs in zip(*runs, strict=True):
-        assert mine.media_cache_keys == theirs.media_cache_keys
+        assert mp.validate(mine) == [] and mine.media_cache_keys == theirs.media_cache_keys
+        assert mine.modality_spans == theirs.modality_spans
         np.testing.assert_allclose(mine.rollout_logprobs, theirs.rollout_logprobs, atol=MAX, rtol=0)
     with pytest.raises(
         ArgumentError, match=r"image 0 of an input has no pixels.* Fix: pass store="
@@ -67,7 +70,8 @@ def test_hits_are_found_in_the_store_and_refused_without():
     with pytest.raises(ArgumentError, match=r"VllmEngine\.positions: image 0"):
         engine.positions(inputs[0])
     ran = run(page, names | {"outputs": outputs, "processor": engine.processor}, [code])
-    assert [s.media_cache_keys for s in ran["samples"]] == [s.media_cache_keys for s in runs[0]]
+    keys = [[s.media_cache_keys for s in side] for side in (ran["samples"], runs[0])]
+    assert (keys[0] == keys[1]) == pictures
 
 
 # -- VllmEngine: with the cache from empty, with it full, without it; it is started anew twice -------------------------
