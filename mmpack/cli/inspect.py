@@ -59,28 +59,25 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
     from mmpack.schema.rules import problems_of
 
     names = ("samples", "tokens", "loss_tokens", "media", "videos", "video_frames", "patches")
-    totals = dict.fromkeys(names, 0)
-    heard: Counter[str] = Counter()
+    totals, heard, replay = Counter(dict.fromkeys(names, 0)), Counter[str](), Counter[str]()
+    families, fingerprints, broken = Counter[str](), Counter[str](), Counter[str]()
     groups: set[str] = set()
     patches_of: dict[str, int] = {}
-    families: Counter[str] = Counter()
-    fingerprints: Counter[str] = Counter()
-    broken: Counter[str] = Counter()
-    replay: Counter[str] = Counter()
     for sample in samples:
-        totals["samples"] += 1
-        totals["tokens"] += len(sample)
-        totals["loss_tokens"] += sample.num_loss_tokens
-        totals["media"] += len(sample.media)
-        totals["patches"] += sample.num_patches
+        videos, sounds = ([m for m in sample.media if m.modality == k] for k in ("video", "audio"))
+        totals.update(
+            samples=1,
+            tokens=len(sample),
+            loss_tokens=sample.num_loss_tokens,
+            media=len(sample.media),
+            videos=len(videos),
+            video_frames=sum(_frames(m) or 0 for m in videos),
+            patches=sample.num_patches,
+        )
+        if sounds:
+            heard.update(audio=len(sounds), audio_frames=sum(m.grid_thw[0] for m in sounds))
         groups.add(sample.group_id)
-        for medium in sample.media:
-            patches_of[medium.cache_key] = medium.num_patches
-            if medium.modality == "video":
-                totals["videos"] += 1
-                totals["video_frames"] += _frames(medium) or 0
-            elif medium.modality == "audio":
-                heard.update({"audio": 1, "audio_frames": medium.grid_thw[0]})
+        patches_of |= {m.cache_key: m.num_patches for m in sample.media}
         replay.update(_replay_counts(sample))
         families[sample.family] += 1
         fingerprints[sample.processor_fingerprint or "not recorded"] += 1
