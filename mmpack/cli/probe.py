@@ -74,7 +74,9 @@ def command(
     sides = Sides()
     try:
         samples = _samples(specs, sides, trace, media_root, draw_pixels, limit)
-        ready = [_ready(spec, sides) for spec in specs]  # what is missing is said before one runs
+        ready = [  # what is missing is said before one runs
+            read_record(spec.name) if spec.kind == "file" else sides.side(spec) for spec in specs
+        ]
         records = [
             one if isinstance(one, Record) else record(one, samples, tokens=chosen) for one in ready
         ]
@@ -88,14 +90,11 @@ def command(
         )
         return 0
     report = run(records[0], records[1], contract=contract)
-    options = [
-        *(["--trace", str(trace)] if trace else []),
-        *(["--media-root", str(media_root)] if media_root else []),
-        *(["--draw-pixels"] if draw_pixels else []),
-        *(["--limit", str(limit)] if limit else []),
-        *(["--tokens", tokens] if tokens != "all" else []),
-        *(["--factor", f"{factor:g}"] if factor != Contract().factor else []),
-    ]
+    given: dict[str, Any] = {"--trace": trace, "--media-root": media_root, "--limit": limit}
+    given |= {"--tokens": None if tokens == "all" else tokens}
+    given |= {"--factor": None if factor == Contract().factor else f"{factor:g}"}
+    options = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+    options += ["--draw-pixels"] * draw_pixels
     report.command = shlex.join(["mmpack", "probe", a, str(b), *options])
     if html is not None:
         write_text(html, report.to_html())
@@ -152,8 +151,13 @@ def _samples(
 
         drawn(samples)
     elif media_root is None:
-        if any(spec.kind in ("hf", "tiny") for spec in specs):
-            _need_pixels(samples)
+        runs = any(spec.kind in ("hf", "tiny") for spec in specs)
+        lacking = [(s, m) for s in samples for m in s.media if runs and m.pixel_values is None]
+        for sample, medium in lacking:
+            raise ArgumentError(
+                f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
+                "Fix: pass --media-root DIR, the folder of the trace's source files, or --draw-pixels"
+            )
     else:
         from mmpack.cli.probe_sides import with_pixels
 
@@ -164,19 +168,3 @@ def _samples(
             )
         with_pixels(samples, media_root, processor)
     return samples
-
-
-def _need_pixels(samples: list[Sample]) -> None:
-    for sample in samples:
-        for medium in sample.media:
-            if medium.pixel_values is None:
-                raise ArgumentError(
-                    f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
-                    "Fix: pass --media-root DIR, the folder of the trace's source files, or --draw-pixels"
-                )
-
-
-def _ready(spec: Spec, sides: Sides) -> Record | Side:
-    from mmpack.probe import read_record
-
-    return read_record(spec.name) if spec.kind == "file" else sides.side(spec)

@@ -1,4 +1,4 @@
-"""Rows as vime and slime read them, in train.jsonl beside this file: `python data.py`.
+"""Rows as OpenRLHF, vime and slime read them, in train.jsonl beside this file: `python data.py`.
 
 A row has the prompt with one `<image>` per picture, the pictures as base64, and what the reward is told.
 """
