@@ -16,13 +16,6 @@ pytestmark = pytest.mark.adapter
 LAYOUTS = TOLERANCES["layouts"].value
 
 
-def bare(turns):
-    """Routes are of a mixture of experts, which this model is not."""
-    for turn in turns:
-        turn.routed_experts = turn.kept_ids = turn.teachers = None
-    return turns
-
-
 def tree(pictures=True):
     """A context that grows, is sampled again, forks behind the first answer, and is rewritten."""
 
@@ -53,9 +46,11 @@ def read(source):
 
 
 @pytest.mark.parametrize("source", ["vllm", "verl", "skyrl", "prime_rl"])
-def test_shared_logprobs_are_those_of_each_turn_alone(source, model):
+def test_shared_logprobs_are_those_of_each_turn_alone(source):
+    model = small_model("qwen2_5_vl")
     (episode,) = read(source)
-    bare(episode.turns)
+    for turn in episode.turns:  # routes are of a mixture of experts, which this model is not
+        turn.routed_experts = turn.kept_ids = turn.teachers = None
     assert sorted(t.metadata.get("parts", {}).get("kind", "") for t in episode.turns) == [
         *[""] * 3,
         "fork",
@@ -78,8 +73,3 @@ def test_shared_logprobs_are_those_of_each_turn_alone(source, model):
     assert sorted(found) == sorted(alone) == list(range(5))
     for k, logprobs in alone.items():
         assert torch.allclose(found[k], logprobs, atol=LAYOUTS, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return small_model("qwen2_5_vl")

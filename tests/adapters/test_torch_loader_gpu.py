@@ -21,20 +21,13 @@ BUSY = 200_000_000  # cycles, about 0.1 s
 
 def some_samples(groups=10, each=2):
     """Of one size, so that memory that was freed fits the next batch."""
+    numbers = [(g, k) for g in range(groups) for k in range(each)]
+    response = [("response", [500 * k + i for i in range(100)]) for k in range(each)]
+    prompts = [
+        [("text", [1 + g] * 20), ("image", (1, 32, 32), f"picture-{g}")] for g in range(groups)
+    ]
     return with_pixels(
-        [
-            make_sample(
-                [
-                    ("text", [1 + g] * 20),
-                    ("image", (1, 32, 32), f"picture-{g}"),
-                    ("response", [500 * k + i for i in range(100)]),
-                ],
-                f"s{g}/{k}",
-                f"g{g}",
-            )
-            for g in range(groups)
-            for k in range(each)
-        ]
+        [make_sample([*prompts[g], response[k]], f"s{g}/{k}", f"g{g}") for g, k in numbers]
     )
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.models import relative_difference, small_model
+from accelerate import PartialState
+from support.models import relative_difference
 from support.samples import make_sample
 from support.trl_trainers import datasets, make_trainer, rows_of, small_processor, trl
 from transformers import TrainerCallback
@@ -64,13 +65,6 @@ class NoTransfer:
         self.names = [name for name, _ in iterator]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    small_model("qwen2_5_vl", factor=2).save_pretrained(folder)
-    return folder
-
-
 SETTINGS = {
     "per_device_train_batch_size": 4,
     "max_steps": STEPS,
@@ -87,19 +81,8 @@ SETTINGS = {
 }
 
 
-def asynchronous(checkpoint, tmp_path, worker, **settings):
-    return Asynchronous(
-        model=str(checkpoint),
-        args=AsyncGRPOConfig(output_dir=str(tmp_path), **(SETTINGS | settings)),
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"]}),
-        processing_class=small_processor().tokenizer,
-        rollout_worker=worker,
-        weight_transfer=NoTransfer(),
-    )
-
-
 @pytest.mark.slow
-def test_two_steps_are_those_of_synchronous_grpo(checkpoint, tmp_path, monkeypatch):
+def test_two_steps_are_those_of_synchronous_grpo(small_checkpoint, tmp_path, monkeypatch):
     # it asks CUDA for the name of the device, and has None for those that it does not know
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *args: None)
     processor = small_processor()
@@ -108,7 +91,7 @@ def test_two_steps_are_those_of_synchronous_grpo(checkpoint, tmp_path, monkeypat
     options = {k: v for k, v in SETTINGS.items() if k not in ("use_cpu", "bf16")}
     stock = make_trainer(
         Synchronous,
-        checkpoint,
+        small_checkpoint,
         tmp_path / "stock",
         rows,
         processor,
@@ -141,7 +124,14 @@ def test_two_steps_are_those_of_synchronous_grpo(checkpoint, tmp_path, monkeypat
     for _ in range(STEPS):
         for rollout in to_rollouts(samples, 1, 0, advantages):
             worker.rollout_buffer.put(rollout)
-    own = asynchronous(checkpoint, tmp_path / "own", worker)
+    own = Asynchronous(
+        model=str(small_checkpoint),
+        args=AsyncGRPOConfig(output_dir=str(tmp_path / "own"), **SETTINGS),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"]}),
+        processing_class=small_processor().tokenizer,
+        rollout_worker=worker,
+        weight_transfer=NoTransfer(),
+    )
     found = Gradients()
     own.add_callback(found)
     own.train()
@@ -178,6 +168,7 @@ def rolled(count=4, groups=2):
 
 def test_advantages_and_metrics_are_those_of_trl_s_worker():
     samples = rolled(5, groups=1)
+    PartialState()  # which TRL's logger asks for
     by_name = {
         n: [r.value for s in samples for r in s.rewards if r.name == n] for n in ("exact", "format")
     }
@@ -232,7 +223,7 @@ def test_a_worker_gives_groups_and_hears_of_versions():
     worker.stop()
 
 
-def test_a_worker_s_error_is_raised_by_the_trainer_s_check():
+def test_a_worker_s_ends():
     def rollouts(version):
         yield rolled()
         raise RuntimeError("the engine is gone")
@@ -243,18 +234,14 @@ def test_a_worker_s_error_is_raised_by_the_trainer_s_check():
     with pytest.raises(RuntimeError, match="the engine is gone"):
         worker.check_health(60)
     assert worker.rollout_buffer.qsize() == 4
-    idle = SampleWorker(lambda version: iter([]))
-    idle._last -= 100
-    with pytest.raises(BackendError, match="no group for 60 s"):
-        idle.check_health(60)
-
-
-def test_a_full_queue_is_waited_for_and_left():
     worker = SampleWorker(lambda version: iter([rolled()] * 9), queue_size=2)
     worker.start()
     first = worker.rollout_buffer.get(timeout=30)
-    worker.stop()
+    worker.stop()  # while it waits for room
     assert not worker._thread.is_alive() and first.input_ids.sample_id == "s0"
+    worker._last -= 100
+    with pytest.raises(BackendError, match="no group for 60 s"):
+        worker.check_health(60)
 
 
 @pytest.mark.parametrize("lack", ["rollout_logprobs", "rewards", "loss tokens"])
@@ -267,11 +254,11 @@ def test_what_a_rollout_must_have(lack):
         setattr(samples[1], lack, None)
     with pytest.raises(ArgumentError, match=f"^to_rollouts: sample s1 has no {lack}. Fix: "):
         to_rollouts(samples)
+
+
+def test_wrong_use_is_an_error():
     with pytest.raises(ArgumentError, match="1 advantages, 4 samples"):
         to_rollouts(rolled(), advantages=[1.0])
-
-
-def test_the_mixin_goes_first_and_wants_a_worker():
     with pytest.raises(ArgumentError, match="names it after the trainer"):
         type("Wrong", (AsyncGRPOTrainer, MmpackAsyncGRPO), {})
     with pytest.raises(ArgumentError, match="not combined with AsyncGRPOTrainer"):
