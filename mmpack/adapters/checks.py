@@ -34,6 +34,12 @@ def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> Non
             )
 
 
+def check_kind(what: str, given: Any, kind: Any, fix: str) -> None:
+    """Raise ArgumentError unless `given` is of a type. Args: `what`: begins the error, names what is given."""
+    if not isinstance(given, kind):
+        raise ArgumentError(f"{what} is {kind_of(given)}. Fix: {fix}")
+
+
 def is_list(given: Any) -> bool:
     """Whether it has entries by number: a list, an array or a tensor, and no text or dict."""
     sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0
@@ -43,19 +49,13 @@ def is_list(given: Any) -> bool:
 def check_groups(where: str, group_ids: Sequence[Any]) -> None:
     """Raise ArgumentError unless each group's id is a text."""
     for i, group in enumerate(group_ids):
-        if not isinstance(group, str):
-            raise ArgumentError(
-                f"{where}: group_ids[{i}] is {kind_of(group)}, expected a str. Fix: pass the group's name"
-            )
+        check_kind(f"{where}: group_ids[{i}]", group, str, "pass the group's name, a str")
 
 
 def as_list(given: Any, where: str) -> list[Any]:
     """The entries of a list or a tuple; none of None. Raises: ArgumentError."""
-    if given is None:
-        return []
-    if not isinstance(given, list | tuple):
-        raise ArgumentError(f"{where} is {kind_of(given)}, expected a list. Fix: pass a list")
-    return list(given)
+    check_kind(where, given, list | tuple | None, "pass a list")
+    return list(given or ())
 
 
 def as_number(given: Any, where: str) -> float:

@@ -10,7 +10,8 @@ from support.same import assert_equal
 from test_docs_run import blocks, run
 
 import mmpack as mp
-from mmpack.adapters.openrlhf import from_batch, from_samples, loss_columns, to_samples
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.openrlhf import from_batch, from_samples, to_samples
 from mmpack.errors import ArgumentError, LayoutError
 
 pytestmark = pytest.mark.openrlhf

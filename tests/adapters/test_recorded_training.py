@@ -45,7 +45,10 @@ def read(source):
     return prime_rl.to_trajectories([trace(turns)], processor(), media=media)
 
 
-@pytest.mark.parametrize("source", ["vllm", "verl", "skyrl", "prime_rl"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("vllm", "verl", "skyrl")]
+
+
+@pytest.mark.parametrize("source", ["prime_rl", *SLOW])
 def test_shared_logprobs_are_those_of_each_turn_alone(source):
     model = small_model("qwen2_5_vl")
     (episode,) = read(source)

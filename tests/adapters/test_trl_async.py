@@ -19,13 +19,9 @@ from trl.experimental.async_grpo import (
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, _AsyncRolloutLoop
 
 import mmpack as mp
-from mmpack.adapters.trl import (
-    MmpackAsyncGRPO,
-    SampleWorker,
-    loss_columns,
-    to_rollouts,
-    to_samples,
-)
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.trl import MmpackAsyncGRPO, to_samples
+from mmpack.adapters.trl.async_grpo import SampleWorker, to_rollouts
 from mmpack.demo.chat_templates import QWEN2_5_VL
 from mmpack.errors import ArgumentError, BackendError
 

@@ -5,10 +5,12 @@ import pytest
 import torch
 from PIL import Image
 from support.kept_ids import support_of, values
+from support.same import assert_equal
 from support.trl_trainers import Packed, make_trainer, rows_of, small_processor, trl
 from trl.trainer import grpo_trainer, utils
 
 import mmpack as mp
+from mmpack.adapters.loss_values import loss_columns
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.trl import from_batch, to_samples, to_trajectories
 from mmpack.errors import ArgumentError
@@ -110,14 +112,19 @@ def test_a_loss_of_shuffled_rows_reads_their_own_lists(trainer, made):
     trainer.model.zero_grad()
 
 
-def test_samples_have_the_lists_and_batches_give_them_back(trainer, made):
+def test_a_real_batch_comes_back_bit_for_bit(trainer, made):
+    """Lists included, with pictures named by the data set, as samples that mmpack finds nothing wrong with."""
     batch, rollouts = made
-    samples = to_samples(batch, trainer.processing_class)
-    for sample, lists in zip(samples, rollouts["kept_ids"], strict=True):
-        assert mp.validate(sample) == []
-        assert [x.tolist() for x in sample.kept_ids.lists()] == [x for x in lists if x]
-    back = from_batch(mp.pack(samples, share_prefix=True), samples)
-    assert back["kept_ids"] == [mp.Ragged.of(x) for x in rollouts["kept_ids"]]
+    for images in ([r["images"] for r in ROWS], None):
+        samples = to_samples(batch, trainer.processing_class, images=images)
+        assert mp.validate(samples) == []
+        for sample, lists in zip(samples, rollouts["kept_ids"], strict=True):
+            assert [x.tolist() for x in sample.kept_ids.lists()] == [x for x in lists if x]
+        columns = loss_columns(samples)
+        assert {"old_logprobs", "ref_logprobs"} <= columns.keys()
+        back = from_batch(mp.pack(samples, share_prefix=True, loss_columns=columns), samples)
+        assert back["kept_ids"] == [mp.Ragged.of(x) for x in rollouts["kept_ids"]]
+        assert_equal(back, batch)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from PIL import Image
 from trl.trainer import utils
 
 import mmpack as mp
-from mmpack.adapters.trl import from_batch, loss_columns, to_samples
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.trl import from_batch, to_samples
 from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family

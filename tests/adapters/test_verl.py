@@ -15,7 +15,9 @@ from support.tiny_models import tiny_qwen2_5_vl
 from test_docs_run import blocks, run
 
 import mmpack as mp
-from mmpack.adapters.verl import from_batch, from_samples, loss_columns, to_samples, use
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.verl import from_batch, to_samples, use
+from mmpack.adapters.verl.data import from_samples
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, ModelError
 
