@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from mmpack.adapters.checks import as_number
+from mmpack.adapters.checks import as_number, check_kind
 from mmpack.adapters.episodes import (
     Options,
     check_episodes,
@@ -25,7 +25,7 @@ from mmpack.adapters.episodes import (
     reading,
     urls_of,
 )
-from mmpack.errors import ArgumentError, kind_of, one_line
+from mmpack.errors import ArgumentError, one_line
 from mmpack.processors.conversation import source_of
 from mmpack.processors.wrap import Processor
 from mmpack.schema.ragged import Ragged
@@ -73,10 +73,7 @@ def to_trajectories(
     given = check_episodes(
         rollouts, "rollouts", {"group_ids": group_ids, "policy_versions": policy_versions}
     )
-    if not isinstance(media, Mapping | None):
-        raise ArgumentError(
-            f"to_trajectories: media is {kind_of(media)}, expected a dict. Fix: pass URL -> picture"
-        )
+    check_kind("to_trajectories: media", media, Mapping | None, "pass a dict, URL -> picture")
 
     def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
         if isinstance(given[i], Sequence) and not isinstance(given[i], str | bytes):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Unpack
 
-from mmpack.adapters.checks import as_list, as_number, check_each, check_groups, is_list
+from mmpack.adapters.checks import as_list, as_number, check_each, check_groups, check_kind, is_list
 from mmpack.adapters.episodes import (
     Options,
     fields_of,
@@ -133,10 +133,7 @@ def to_trajectories(
 
 def _rows(output: Any, more: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lists of an output, and `more`, as rows. Raises: ArgumentError."""
-    if not isinstance(output, Mapping):
-        raise ArgumentError(
-            f"to_trajectories: output is {kind_of(output)}, expected a dict. Fix: pass a GeneratorOutput"
-        )
+    check_kind("to_trajectories: output", output, Mapping, "pass a GeneratorOutput, a dict")
     lists = fields_of(output, "to_trajectories: output", (*_NEEDED, "rewards"))
     if not is_list(lists["response_ids"]):
         what = kind_of(lists["response_ids"])
