@@ -5,20 +5,10 @@ import copy
 
 import numpy as np
 import pytest
-from support.recorded_trees import (
-    npy,
-    processor,
-    skyrl_output,
-    trace,
-    training_samples,
-    turn_of,
-    verl_rows,
-    vllm_calls,
-)
+from support.record_readers import READERS
+from support.recorded_trees import npy, processor, turn_of
 from support.trajectories import joined, screen, shot
 
-from mmpack.adapters import prime_rl, skyrl
-from mmpack.adapters.verl import agent_loop
 from mmpack.errors import ArgumentError, MmpackError
 from mmpack.trajectory import Record, from_records, to_samples
 
@@ -36,30 +26,13 @@ def plain():
     return turn_of(([9, 8], []), [1, 3], 2)
 
 
-def vllm(given):
-    calls = pytest.importorskip("mmpack.adapters.vllm.calls", reason="vllm's folder needs hf")
-    media = {m.cache_key: m for turn in turns() for m in turn.media}
-    return calls.to_trajectories([given], processor(), media=media)
+MEDIA = {m.cache_key: m for turn in turns() for m in turn.media}
+# their pictures are read anyhow
+FLAT = ("prime_rl samples", "skyrl", "verl")
 
 
-def prime(given):
-    media = {m.cache_key: m for turn in turns() for m in turn.media}
-    return prime_rl.to_trajectories([given], processor(), media=media)
-
-
-READERS = {
-    "vllm": (lambda: vllm_calls(turns()), vllm),
-    "prime_rl": (lambda: trace(turns()), prime),
-    "prime_rl samples": (lambda: training_samples([plain()]), prime),
-    "skyrl": (
-        lambda: skyrl_output([[plain()]]),
-        lambda given: skyrl.to_trajectories(given, processor()),
-    ),
-    "verl": (
-        lambda: verl_rows([plain()]),
-        lambda given: agent_loop.to_trajectories([given], processor()),
-    ),
-}
+def read(name, record):
+    return READERS[name].read(record, MEDIA)
 
 
 def paths(value, at=()):
@@ -84,15 +57,14 @@ def damaged(record, path, value):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["vllm", "prime_rl", *FLAT])
 def test_every_field(name):
-    write, read = READERS[name]
-    record, refused = write(), 0
-    assert read(copy.deepcopy(record))
+    record, refused = READERS[name].write([plain()] if name in FLAT else turns()), 0
+    assert read(name, copy.deepcopy(record))
     for path in paths(record):
         for value in [*ODD, "gone"]:
             try:
-                for episode in read(damaged(record, path, value)):
+                for episode in read(name, damaged(record, path, value)):
                     to_samples(episode)
             except MmpackError as error:
                 assert "\n" not in str(error) and "Fix: " in str(error), (path, value)
@@ -126,13 +98,12 @@ MASK = ("nodes", 1, "sampling_mask", "counts")
 )
 def test_no_number_is_made_up(name, path, value, message):
     """A field that was taken for another number, or for a mask of ones."""
-    record = {"vllm": vllm_calls, "prime_rl": trace, "skyrl": lambda t: skyrl_output([t])}[name]
-    refuses(name, damaged(record([plain()]), path, value), message)
+    refuses(name, damaged(READERS[name].write([plain()]), path, value), message)
 
 
 def refuses(name, record, message):
     with pytest.raises(ArgumentError, match=r"^[^\n]+\. Fix: [^\n]+$") as caught:
-        READERS[name][1](record)
+        read(name, record)
     assert message in str(caught.value)
 
 
@@ -144,7 +115,7 @@ def test_a_npy_file_that_promises_more_than_it_holds():
         broken = raw.replace(own, shape.ljust(9) + b", }")
         assert broken != raw and len(broken) == len(raw)
         given = base64.b64encode(broken).decode()
-        record = damaged(vllm_calls([plain()]), (*CHOICE, "routed_experts"), given)
+        record = damaged(READERS["vllm"].write([plain()]), (*CHOICE, "routed_experts"), given)
         refuses("vllm", record, "not base64 of a .npy file")
 
 

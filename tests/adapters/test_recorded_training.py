@@ -3,11 +3,11 @@
 import pytest
 import torch
 from support.models import small_model, with_pixels
-from support.recorded_trees import processor, skyrl_output, trace, turn_of, verl_rows, vllm_calls
+from support.record_readers import READERS
+from support.recorded_trees import turn_of
 from support.trajectories import joined, screen, shot
 
 import mmpack as mp
-from mmpack.adapters import prime_rl, skyrl, verl, vllm
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
 from mmpack.trajectory import to_samples
@@ -33,25 +33,15 @@ def tree(pictures=True):
     return turns
 
 
-def read(source):
-    turns = tree(pictures=source != "skyrl")
-    media = {m.cache_key: m for t in turns for m in t.media}
-    if source == "vllm":
-        return vllm.to_trajectories([vllm_calls(turns)], processor(), media=media)
-    if source == "verl":
-        return verl.to_trajectories([verl_rows(turns)], processor())
-    if source == "skyrl":
-        return skyrl.to_trajectories(skyrl_output([turns]), processor())
-    return prime_rl.to_trajectories([trace(turns)], processor(), media=media)
-
-
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("vllm", "verl", "skyrl")]
 
 
 @pytest.mark.parametrize("source", ["prime_rl", *SLOW])
 def test_shared_logprobs_are_those_of_each_turn_alone(source):
     model = small_model("qwen2_5_vl")
-    (episode,) = read(source)
+    turns = tree(pictures=READERS[source].pictures)
+    media = {m.cache_key: m for t in turns for m in t.media}
+    (episode,) = READERS[source].read(READERS[source].write(turns), media)
     for turn in episode.turns:  # routes are of a mixture of experts, which this model is not
         turn.routed_experts = turn.kept_ids = turn.teachers = None
     assert sorted(t.metadata.get("parts", {}).get("kind", "") for t in episode.turns) == [

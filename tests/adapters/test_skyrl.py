@@ -4,17 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.recorded_trees import chains, drawn, parents, processor, said, skyrl_output, trees
-from support.trajectories import scored_of_samples, scored_of_turns
+from support.recorded_trees import drawn, processor, skyrl_output, turn_of
 
 import mmpack as mp
 from mmpack.adapters.skyrl import to_trajectories
 from mmpack.errors import ArgumentError
 from mmpack.schema.spans import Score
-from mmpack.trajectory import branches, trajectory_groups
 from mmpack.trajectory import to_samples as samples_of
+from mmpack.trajectory import trajectory_groups
 
 
 @dataclasses.dataclass
@@ -25,55 +22,14 @@ class TrajectoryID:
     repetition_id: int
 
 
-@settings(max_examples=15)
-@given(st.lists(trees(pictures=False), min_size=1, max_size=2))
-def test_step_wise_rows_come_back_as_they_were(episodes):
-    output = skyrl_output(episodes)
-    made = to_trajectories(output, processor(), policy_versions=["v3"] * len(output["rewards"]))
-    assert [t.trajectory_id for t in made] == [f"task_{e}" for e in range(len(episodes))]
-    assert {t.group_id for t in made} == {"task"}
-    for episode, turns in zip(made, episodes, strict=True):
-        assert said(episode.turns) == said(turns)
-        assert [b.parent for b in branches(episode)] == parents(turns)
-        samples = samples_of(episode)
-        assert len(samples) == len(chains(turns))
-        assert scored_of_samples(samples) == scored_of_turns(turns)
-        assert episode.rewards == [Score("reward", 1.0)]
-        for turn, told in zip(episode.turns, turns, strict=True):
-            assert np.array_equal(turn.routed_experts[:-1], told.routed_experts[:-1])
-            assert turn.policy_versions[0].version == "v3"
-    assert mp.validate([s for e in made for s in samples_of(e)]) == []
-
-
-def merged(output, rows):
-    """As `merge_stepwise_output` joins rows that go on from each other: observations have mask 0."""
-    prompt, first = output["prompt_token_ids"], rows[0]
-    response, mask, logprobs = [], [], []
-    for k in rows:
-        seen = len(prompt[first]) + len(response)
-        new = prompt[k][seen:] if k != first else []
-        response += [*new, *output["response_ids"][k]]
-        mask += [0] * len(new) + output["loss_masks"][k]
-        logprobs += [0.0] * len(new) + output["rollout_logprobs"][k]
-    return prompt[first], response, mask, logprobs
-
-
-@settings(max_examples=15)
-@given(trees(pictures=False))
-def test_merged_rows_are_the_same_trajectory(turns):
-    output = skyrl_output([turns])
-    parts = [merged(output, chain) for chain in chains(turns)]
-    count = len(parts)
-    names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
-    short = dict(zip(names, map(list, zip(*parts, strict=True)), strict=True))
-    short |= {
-        "rewards": [0.0] * (count - 1) + [1.0],
-        "is_last_step": [False] * (count - 1) + [True],
-        "trajectory_ids": [TrajectoryID("task", 0)] * count,
-    }
-    (whole,), (episode,) = (to_trajectories(o, processor()) for o in (output, short))
-    assert sorted(said(episode.turns)) == sorted(said(whole.turns))
-    assert scored_of_samples(samples_of(episode)) == scored_of_turns(turns)
+def test_step_wise_rows_of_several_episodes():
+    turns = [turn_of(([1, 2], []), [3, 4], 0), turn_of(([1, 2, 3, 4, 5], []), [6], 1)]
+    output = skyrl_output([turns, turns[:1]])
+    made = to_trajectories(output, processor(), policy_versions=["v3"] * 3)
+    assert [(t.trajectory_id, t.group_id) for t in made] == [("task_0", "task"), ("task_1", "task")]
+    assert [len(t.turns) for t in made] == [2, 1]
+    assert [t.rewards for t in made] == [[Score("reward", 1.0)]] * 2
+    assert {v.version for e in made for t in e.turns for v in t.policy_versions} == {"v3"}
 
 
 def flat(**fields):
