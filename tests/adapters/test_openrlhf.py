@@ -37,12 +37,11 @@ def experience(made):
     for name in ("action_log_probs", "base_action_log_probs", "values", "advantages", "kl"):
         setattr(out, name, torch.randn(shape, generator=draw))
     out.returns = torch.randn(shape, generator=draw).bfloat16()
-    out.rewards = torch.randn(shape[0], generator=draw)
+    out.rewards = out.info["score"] = torch.randn(shape[0], generator=draw)
     out.scores = torch.ones(shape[0])
     out.index = list(range(shape[0]))
-    out.labels = [str(i) for i in range(shape[0])]
-    out.info["score"] = torch.randn(shape[0], generator=draw)
-    out.info["group"] = [["a", i] for i in range(shape[0])]
+    out.labels = [str(i) for i in out.index]
+    out.info["group"] = [["a", i] for i in out.index]
     return out
 
 

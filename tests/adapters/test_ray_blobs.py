@@ -113,24 +113,19 @@ def test_reading_copies_nothing_and_nobody_writes(store):
 def test_who_needs_room_takes_what_nobody_holds_the_oldest_first(store):
     for i in range(10):
         store.put(key(i), pixels(i))
-    with pytest.raises(BlobError, match=f"{10 * SIZE} of {10 * SIZE} are in use") as caught:
+    with pytest.raises(BlobError, match=f"{10 * SIZE} of {10 * SIZE} are in use.*MM503"):
         store.put(key(10), pixels(10))
-    assert caught.value.code == "MM503" and key(10) not in store
     store.release([key(i) for i in range(3)])
     assert np.array_equal(store[key(0)], pixels(0))  # used, so key(1) is the oldest
     assert store.put(key(10), pixels(10))
-    assert key(1) not in store and set(store) == {key(i) for i in range(11)} - {key(1)}
+    assert set(store) == {key(i) for i in range(11)} - {key(1)}
     with store.hold([key(0)]):
         store.put(key(11), pixels(11))
         assert key(0) in store and key(2) not in store
         with pytest.raises(BlobError, match="MM503"):
             store.put(key(12), pixels(12))
-    with (
-        pytest.raises(BlobError, match="is not in the store") as caught,
-        store.hold([key(0), key(1)]),
-    ):
-        pass
-    assert caught.value.code == "MM404"
+    with pytest.raises(BlobError, match=r"is not in the store.*MM404"):
+        store.keep([key(0), key(1)])
     store.put(key(12), pixels(12))  # nothing of the failed hold stayed
     assert key(0) not in store
 
@@ -195,15 +190,6 @@ def test_damaged_pixels_are_named_and_can_be_put_again(store):
     store._ask("release", {key(1): 1}, _holder().name)
     for i in range(2, 12):  # what was damaged takes no room
         store.put(key(i), pixels(i))
-
-
-def test_who_read_damaged_pixels_does_not_discard_those_put_since(store):
-    put_damaged(store, 1)
-    stale = store._ask("find", key(1))
-    for _ in range(2):
-        store._discard(key(1), stale)
-        store.put(key(1), pixels(1))
-    assert np.array_equal(store[key(1)], pixels(1))
 
 
 def test_a_source_is_asked_for_what_is_not_here_or_damaged(tmp_path):

@@ -87,17 +87,14 @@ def test_ids_masks_and_ranges_are_the_renderers(renderer, processor, turns):
     for item in (made, renderer.render(messages)):
         [sample] = to_samples([item], processor, store=store)
         assert sample.input_ids.tolist() == made.token_ids
-        scored = np.zeros(len(sample), dtype=bool)
-        scored[sample.loss_indices] = True
-        assert scored.tolist() == made.loss_mask
+        assert sample.loss_indices.tolist() == np.flatnonzero(made.loss_mask).tolist()
         places = [(s.start, s.stop - s.start) for s in sample.modality_spans]
         sidecar = made.multi_modal_data
         ranges = sidecar.mm_placeholders["image"] if sidecar else []
         assert places == [(r.offset, r.length) for r in ranges]
         hashes = sidecar.mm_hashes["image"] if sidecar else []
-        assert [
-            sample.media[s.media_index].metadata["vllm_hash"] for s in sample.modality_spans
-        ] == hashes
+        shown = [sample.media[s.media_index] for s in sample.modality_spans]
+        assert [medium.metadata["vllm_hash"] for medium in shown] == hashes
     assert len(store) == len({k for seeds, _ in turns for k in seeds})
 
 
@@ -123,10 +120,8 @@ def test_a_picture_that_came_before_brings_no_pixels(renderer, processor):
     samples[1].sample_id = "0/1"
     batch = mp.pack(samples, media=store, share_prefix=True)
     assert len(store) == len(batch.media) == 1
-    assert torch.equal(
-        batch.pixel_values,
-        torch.as_tensor(first.multi_modal_data.mm_items["image"][0]["pixel_values"]),
-    )
+    pixels = first.multi_modal_data.mm_items["image"][0]["pixel_values"]
+    assert torch.equal(batch.pixel_values, torch.as_tensor(pixels))
     with pytest.raises(ArgumentError, match="has no pixels, and its hash"):
         to_samples([second], processor)
 

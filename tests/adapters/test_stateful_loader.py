@@ -20,7 +20,6 @@ RUN = """
 import functools, hashlib, io, json, sys
 import numpy as np, torch
 from support.samples import make_sample
-from torch.utils.data import default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 import mmpack as mp
 from mmpack.adapters.torch import PackBatches, PackLoader
@@ -28,16 +27,13 @@ from mmpack.adapters.torch import PackBatches, PackLoader
 kind, workers, state = sys.argv[1], int(sys.argv[2]), json.loads(sys.stdin.readline())
 torch.set_num_threads(1)
 rng = np.random.default_rng(0)
-samples = [
-    make_sample(
-        [("text", [g, 5, 6]), ("image", (1, 4, 4), f"p{g}"), ("response", rng.integers(0, 99, 3 + k).tolist())],
-        sample_id=f"g{g}-{k}", group_id=f"g{g}",
-    )
-    for g in range(6) for k in range(3)
-]
-for g, sample in enumerate(samples):
-    rows = np.random.default_rng(g // 3).random((16, 1176), np.float32)
-    sample.media[0].pixel_values = rows
+samples = []
+for g in range(6):
+    pixels = rng.random((16, 1176), np.float32)
+    for k in range(3):
+        parts = [("text", [g, 5, 6]), ("image", (1, 4, 4), f"p{g}"), ("response", list(range(g, g + 3 + k)))]
+        samples.append(make_sample(parts, sample_id=f"g{g}-{k}", group_id=f"g{g}"))
+        samples[-1].media[0].pixel_values = pixels
 options = dict(max_tokens=30, share_prefix=True)
 if kind == "steps":
     loader = PackLoader(samples, groups_per_step=2, shuffle=True, seed=3, **options)

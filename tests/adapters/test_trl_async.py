@@ -61,20 +61,9 @@ class NoTransfer:
         self.names = [name for name, _ in iterator]
 
 
-SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "max_steps": STEPS,
-    "learning_rate": 0.05,
-    "lr_scheduler_type": "constant",
-    "optim": "sgd",
-    "logging_steps": 1,
-    "use_cpu": True,
-    "bf16": False,
-    "save_strategy": "no",
-    "report_to": [],
-    "disable_tqdm": True,
-    "max_grad_norm": 0.0,
-}
+SETTINGS = {"per_device_train_batch_size": 4, "max_steps": STEPS, "learning_rate": 0.05}
+SETTINGS |= {"lr_scheduler_type": "constant", "optim": "sgd", "logging_steps": 1}
+SETTINGS |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 0.0}
 
 
 @pytest.mark.slow
@@ -84,7 +73,6 @@ def test_two_steps_are_those_of_synchronous_grpo(small_checkpoint, tmp_path, mon
     processor = small_processor()
     processor.chat_template = processor.chat_template or QWEN2_5_VL
     rows = rows_of((8,))
-    options = {k: v for k, v in SETTINGS.items() if k not in ("use_cpu", "bf16")}
     stock = make_trainer(
         Synchronous,
         small_checkpoint,
@@ -93,7 +81,7 @@ def test_two_steps_are_those_of_synchronous_grpo(small_checkpoint, tmp_path, mon
         processor,
         num_iterations=STEPS,
         loss_type="bnpo",
-        **options,
+        **SETTINGS,
     )
     for name, parameter in stock.model.named_parameters():
         parameter.requires_grad_("visual" not in name)
@@ -122,7 +110,7 @@ def test_two_steps_are_those_of_synchronous_grpo(small_checkpoint, tmp_path, mon
             worker.rollout_buffer.put(rollout)
     own = Asynchronous(
         model=str(small_checkpoint),
-        args=AsyncGRPOConfig(output_dir=str(tmp_path / "own"), **SETTINGS),
+        args=AsyncGRPOConfig(str(tmp_path / "own"), use_cpu=True, bf16=False, **SETTINGS),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["a"]}),
         processing_class=small_processor().tokenizer,
         rollout_worker=worker,
@@ -164,10 +152,10 @@ def rolled(count=4, groups=2):
 
 def test_advantages_and_metrics_are_those_of_trl_s_worker():
     samples = rolled(5, groups=1)
-    PartialState()  # which TRL's logger asks for
     by_name = {
         n: [r.value for s in samples for r in s.rewards if r.name == n] for n in ("exact", "format")
     }
+    PartialState()  # which TRL's logger asks for
     loop = SimpleNamespace(
         reward_funcs=[lambda name=name, **kwargs: by_name[name] for name in by_name],
         reward_func_names=list(by_name),
@@ -175,20 +163,17 @@ def test_advantages_and_metrics_are_those_of_trl_s_worker():
         _provides_rollout_reward=False,
     )
     sequence = SimpleNamespace(input_ids=[1], completion_mask=[1], old_log_probs=[0.0])
-    n = len(samples)
-    group = RolloutGroup(
-        prompts=[[]] * n,
-        reward_kwargs={},
-        completions=[[]] * n,
-        completions_ids=[[]] * n,
-        completions_sequences=[[sequence]] * n,
-        tool_call_counts=[0] * n,
-        tool_failure_counts=[0] * n,
-        model_version=7,
-        group_id=3,
-        env_rewards=[None] * n,
-        rollout_rewards=[None] * n,
-    )
+    each = {
+        "prompts": [],
+        "completions": [],
+        "completions_ids": [],
+        "completions_sequences": [sequence],
+    }
+    each |= {"tool_call_counts": 0, "tool_failure_counts": 0, "env_rewards": None}
+    lists = {
+        name: [value] * len(samples) for name, value in (each | {"rollout_rewards": None}).items()
+    }
+    group = RolloutGroup(reward_kwargs={}, model_version=7, group_id=3, **lists)
     theirs = asyncio.run(_AsyncRolloutLoop._score_group(loop, group))
     for a, b, sample in zip(theirs, to_rollouts(samples, 7, 3), samples, strict=True):
         assert b.advantage == pytest.approx(a.advantage, abs=1e-7)

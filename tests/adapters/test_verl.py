@@ -206,15 +206,9 @@ def nested(data, **settings):
     from verl.workers.utils.padding import left_right_2_no_padding
 
     out = left_right_2_no_padding(data.to_tensordict())
-    settings = {
-        "temperature": 0.7,
-        "calculate_entropy": True,
-        "use_dynamic_bsz": False,
-        "micro_batch_size_per_gpu": 4,
-        "use_remove_padding": False,
-        "use_fused_kernels": False,
-    } | settings
-    tu.assign_non_tensor(out, **settings)
+    off = ("use_dynamic_bsz", "use_remove_padding", "use_fused_kernels")
+    known = {"temperature": 0.7, "calculate_entropy": True, "micro_batch_size_per_gpu": 4}
+    tu.assign_non_tensor(out, **known | dict.fromkeys(off, False) | settings)
     return out
 
 
@@ -233,14 +227,8 @@ def trained(engine, data):
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_mini_batch_size=8,
-        ppo_micro_batch_size_per_gpu=4,
-        entropy_coeff=0.01,
-        use_kl_loss=True,
-    )
+    sizes = {"rollout_n": 1, "ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 4}
+    config = FSDPActorConfig(strategy="fsdp2", entropy_coeff=0.01, use_kl_loss=True, **sizes)
     batch = nested(data, global_batch_size=len(data))
     with engine.train_mode():
         engine.optimizer_zero_grad()
@@ -351,22 +339,22 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention
     from verl.models.transformers.qwen2_vl import qwen2_vl_attn_forward
 
-    with use(engine), pytest.raises(ModelError, match="calculate_sum_pi_squared"):
-        engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
     with use(engine) as used:
+        with pytest.raises(ModelError, match="calculate_sum_pi_squared"):
+            engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
         with pytest.raises(ModelError, match="already"):
             use(engine)
         assert "forward_step" in vars(used)  # the first still stands
-    with monkeypatch.context() as patched:
-        offloading = copy.copy(engine.model_config)
-        object.__setattr__(offloading, "enable_activation_offload", True)  # it is frozen
-        patched.setattr(engine, "model_config", offloading)
-        with pytest.raises(ModelError, match="enable_activation_offload is on"):
-            use(engine)
-    with monkeypatch.context() as patched:
-        patched.setattr(Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward)  # as verl does
-        with pytest.raises(ModelError, match="use_remove_padding"):
-            use(engine)
+    offloading = copy.copy(engine.model_config)
+    object.__setattr__(offloading, "enable_activation_offload", True)  # it is frozen
+    for owner, name, value, said in (
+        (engine, "model_config", offloading, "enable_activation_offload is on"),
+        (Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward, "use_remove_padding"),  # verl's
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            with pytest.raises(ModelError, match=said):
+                use(engine)
     assert "forward_step" not in vars(engine)
 
 
@@ -398,14 +386,9 @@ def assert_same(a, b):
     assert set(a.batch.keys()) == set(b.batch.keys())
     for name, value in b.batch.items():
         assert a.batch[name].dtype == value.dtype, name
-        assert torch.equal(a.batch[name].view(torch.uint8), value.contiguous().view(torch.uint8)), (
-            name
-        )
-    assert a.non_tensor_batch.keys() == b.non_tensor_batch.keys()
-    for name, values in b.non_tensor_batch.items():
-        assert a.non_tensor_batch[name].dtype == values.dtype, name
-        for x, y in zip(a.non_tensor_batch[name], values, strict=True):
-            assert_equal(x, y, name)
+        bits = [x.contiguous().view(torch.uint8) for x in (a.batch[name], value)]
+        assert torch.equal(*bits), name
+    assert_equal(a.non_tensor_batch, b.non_tensor_batch)
     assert_equal(a.meta_info, b.meta_info, "meta_info")
 
 
