@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.record_readers import READERS
 from support.recorded_trees import parents, said, trees
@@ -23,6 +23,9 @@ def named(turn):
 def test_a_tree_comes_back_as_it_was(name, data):
     reader = READERS[name]
     turns = data.draw(trees(pictures=reader.pictures))
+    for turn, parent in zip(turns, parents(turns), strict=True):
+        # a mask can't say that two answers meet
+        assume(parent is None or len(turns[parent]) < len(turn.context_ids))
     (episode,) = reader.read(reader.write(turns), {m.cache_key: m for t in turns for m in t.media})
     assert sorted(said(episode.turns)) == sorted(said(turns))
     if said(episode.turns) == said(turns):  # else chain by chain
