@@ -49,12 +49,13 @@ def is_list(given: Any) -> bool:
 def check_groups(where: str, group_ids: Sequence[Any]) -> None:
     """Raise ArgumentError unless each group's id is a text."""
     for i, group in enumerate(group_ids):
-        check_kind(f"{where}: group_ids[{i}]", group, str, "pass the group's name, a str")
+        check_kind(f"{where}: group_ids[{i}]", group, str, "pass the group's name")
 
 
 def as_list(given: Any, where: str) -> list[Any]:
     """The entries of a list or a tuple; none of None. Raises: ArgumentError."""
-    check_kind(where, given, list | tuple | None, "pass a list")
+    if not isinstance(given, list | tuple | None):
+        raise ArgumentError(f"{where} is {kind_of(given)}, expected a list. Fix: pass a list")
     return list(given or ())
 
 
