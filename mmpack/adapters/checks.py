@@ -49,7 +49,10 @@ def is_list(given: Any) -> bool:
 def check_groups(where: str, group_ids: Sequence[Any]) -> None:
     """Raise ArgumentError unless each group's id is a text."""
     for i, group in enumerate(group_ids):
-        check_kind(f"{where}: group_ids[{i}]", group, str, "pass the group's name")
+        if not isinstance(group, str):
+            raise ArgumentError(
+                f"{where}: group_ids[{i}] is {kind_of(group)}, expected a str. Fix: pass the group's name"
+            )
 
 
 def as_list(given: Any, where: str) -> list[Any]:
