@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, SchemaError, kind_of
+from mmpack.errors import ArgumentError, LayoutError, ModelError, SchemaError, kind_of
 from mmpack.schema.rules import packing_problems
 from mmpack.schema.sample import Sample
 
@@ -118,3 +118,12 @@ def refuse_reward_on_no_token(where: str) -> None:
         "Fix: drop rows without a response before scoring them",
         "MM305",
     )
+
+
+def refuse_on(where: str, options: Iterable[tuple[str, Any, str]]) -> None:
+    """Raise ModelError for a framework's option that a packed pass can't obey. Args: `options`: (name, is on, fix)."""
+    for name, on, fix in options:
+        if on:
+            raise ModelError(
+                f"{where}: {name} is on, which the packed pass does not support. Fix: {fix}"
+            )

@@ -47,16 +47,8 @@ _READ = (
     *("stop_reasons", "env_metrics", "pixel_values", "image_grid_thw"),
 )
 # its generators' and Harbor's words -> those of Sample
-_FINISH = {
-    "stop": "stop",
-    "complete": "stop",
-    "length": "length",
-    "context_length": "length",
-    "tool_calls": "tool",
-    "abort": "abort",
-    "error": "abort",
-    "agent_timeout": "abort",
-}
+_FINISH = {"stop": "stop", "complete": "stop", "length": "length", "context_length": "length"}
+_FINISH |= {"tool_calls": "tool", "abort": "abort", "error": "abort", "agent_timeout": "abort"}
 
 
 def to_trajectories(
@@ -89,13 +81,13 @@ def to_trajectories(
     rows = _rows(output, given)
     check_groups("to_trajectories", group_ids or ())
     with reading("to_trajectories: is_last_step"):
-        ends = [i + 1 for i, row in enumerate(rows) if row.get("is_last_step", True)]
-    if ends[-1:] != [len(rows)] and rows:
+        ends = [0, *(i + 1 for i, row in enumerate(rows) if row.get("is_last_step", True))]
+    if ends[-1] != len(rows):
         raise ArgumentError(
-            f"to_trajectories: rows {ends[-1] if ends else 0} to {len(rows) - 1} have no last step. "
+            f"to_trajectories: rows {ends[-1]} to {len(rows) - 1} have no last step. "
             "Fix: pass the output whole"
         )
-    episodes = [range(a, b) for a, b in pairwise([0, *ends])]
+    episodes = [range(a, b) for a, b in pairwise(ends)]
     names = [f"rows {own[0]} to {own[-1]}" if len(own) > 1 else f"row {own[0]}" for own in episodes]
     known = [_identity([rows[i] for i in own], n) for own, n in zip(episodes, names, strict=True)]
 
@@ -135,13 +127,12 @@ def _identity(rows: list[dict[str, Any]], where: str) -> tuple[Any, Any]:
     where = f"to_trajectories: {where}"
     with reading(f"{where}: trajectory_ids"):
         ids = [part_of(row, "trajectory_ids", where) for row in rows]
-        found = [(own.get("instance_id"), own.get("repetition_id")) for own in ids]
-        several = len(set(found)) > 1
-    if several:
+        found = {(own.get("instance_id"), own.get("repetition_id")): None for own in ids}
+    if len(found) > 1:
         raise ArgumentError(
-            f"{where} have several trajectory_ids: {found[0]} and others. Fix: end each episode with is_last_step"
+            f"{where} have several trajectory_ids: {list(found)!r:.80}. Fix: end each episode with is_last_step"
         )
-    instance, repetition = found[0]
+    [(instance, repetition)] = found
     return (None, None) if instance is None else (f"{instance}_{repetition}", str(instance))
 
 

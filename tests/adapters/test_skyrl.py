@@ -60,7 +60,8 @@ def test_flat_rows_are_episodes():
     assert [e.trajectory_id for e in named] == ["a/0", "a/1"]
 
 
-def test_rewards_per_token():
+def test_rewards_of_tokens_and_of_steps():
+    """SkyRL's trainer takes the last step's alone; the others keep their name."""
     given = flat(rewards=[[0.0, 0.5, 0.25, 1.0], [0.0, 0.0]])
     first, second = to_trajectories(given, processor())
     assert [(s.name, s.scope, s.value) for t in first.turns for s in t.rewards] == [
@@ -69,39 +70,25 @@ def test_rewards_per_token():
         ("reward", {"span": [5, 6]}, 1.0),
     ]
     assert second.turns[0].rewards is None
-    samples = [s for e in (first, second) for s in samples_of(e)]
-    assert trajectory_groups(samples).rewards.tolist() == [1.75, 0.0] and mp.validate(samples) == []
-
-
-def test_rewards_of_steps():
-    """SkyRL's trainer takes the last step's alone; the others keep their name."""
-    steps = flat(
-        prompt_token_ids=[[1, 2], [1, 2, 3, 4, 9, 5, 8]],
-        rewards=[0.25, 1.0],
-        is_last_step=[False, True],
-    )
+    steps = flat(rewards=[0.25, 1.0], is_last_step=[False, True])
+    steps["prompt_token_ids"] = [[1, 2], [1, 2, 3, 4, 9, 5, 8]]
     (episode,) = to_trajectories(steps, processor())
-    samples = samples_of(episode)
-    assert trajectory_groups(samples).rewards.tolist() == [1.25]
     weights = {"reward": 1.0, "step_reward": 0.0}
-    assert trajectory_groups(samples, weights=weights).rewards.tolist() == [1.0]
+    for given, total in ((None, 1.25), (weights, 1.0)):
+        found = trajectory_groups(samples_of(episode), weights=given)
+        assert found.rewards.tolist() == [total]
     steps["rewards"] = [[0.0, 0.25, 0.0, 0.0], [0.0, 1.0]]
     (episode,) = to_trajectories(steps, processor())
     names = [[s.name for s in t.rewards or ()] for t in episode.turns]
     assert names == [["step_reward"], [], ["reward"]]
 
 
-def test_an_appended_end_and_filtered_rows():
+def test_an_appended_end_filtered_rows_and_pixels():
     """A stop string's end token has mask 0, and a row that was too long has no mask at all."""
-    given = flat(loss_masks=[[1, 1, 0, 0], [0, 0]], rewards=[1.0, 0.0])
-    first, second = to_trajectories(given, processor())
+    first, second = to_trajectories(flat(loss_masks=[[1, 1, 0, 0], [0, 0]]), processor())
     assert [t.response_ids.tolist() for t in first.turns] == [[3, 4]]
     (turn,) = second.turns
     assert turn.response_ids.tolist() == [6, 7] and turn.loss_spans == []
-    assert samples_of(second)[0].num_loss_tokens == 0
-
-
-def test_pixels_and_pictures():
     shot = processor().medium(drawn(0))
     prompt = [1, 151652, *[151655] * shot.num_tokens, 151653]
     grids = [np.array([shot.grid_thw]), None]

@@ -10,7 +10,7 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.torch import PackLoader
-from mmpack.adapters.torch.loader import Mover
+from mmpack.adapters.torch.ahead import Mover
 from mmpack.packing.pixels import float_pixels
 
 pytestmark = pytest.mark.gpu

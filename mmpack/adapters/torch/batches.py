@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmpack.adapters.checks import check_kind
-from mmpack.adapters.torch.loader import Mover, PackLoader, Place
+from mmpack.adapters.torch.ahead import Mover
+from mmpack.adapters.torch.loader import PackLoader, Place
 from mmpack.adapters.torch.step import Cut, digest_of_cut
 from mmpack.errors import ArgumentError, check_whole
 from mmpack.packing.batch import PackedBatch

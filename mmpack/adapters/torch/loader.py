@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from mmpack.adapters.checks import check_kind
-from mmpack.adapters.torch.ahead import Ahead
+from mmpack.adapters.torch.ahead import Ahead, Mover
 from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
 from mmpack.adapters.torch.order import (
     STATE_VERSION,
@@ -31,38 +30,6 @@ from mmpack.packing.tensors import as_tensor
 from mmpack.planning.cost import Cost, sharing_of
 from mmpack.planning.plan import plan
 from mmpack.schema.dead_letters import DeadLetter, DeadLetters, letter_of
-
-
-class Mover:
-    """`send` in the thread that packs, then `receive` in the one that computes. Devices that are not CUDA's: `to`."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.pins = device.type == "cuda"  # ROCm's, too
-
-    def send(self, batch: PackedBatch) -> tuple[PackedBatch, Any]:
-        """The batch on the device, and the event of its last copy (None: it has arrived)."""
-        if not self.pins:
-            return batch.to(self.device), None
-        stream = _copies(self.device)
-        # memory of this stream's own: no copy lands where the reader still reads
-        with torch.cuda.device(self.device), torch.cuda.stream(stream):
-            moved = batch.to(self.device, non_blocking=True)
-            return moved, stream.record_event()
-
-    def receive(self, batch: PackedBatch, event: Any) -> PackedBatch:
-        """The batch for the current stream, which waits for the copies; the host does not."""
-        if event is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(event)
-            batch.record_stream(stream)
-        return batch
-
-
-@functools.cache
-def _copies(device: torch.device) -> Any:
-    """The stream of all loaders' copies to a device: memory that one leaves is the next one's."""
-    return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True)
