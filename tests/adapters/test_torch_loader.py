@@ -445,7 +445,7 @@ def test_a_fork_says_that_the_thread_is_not_there():
         ({"loss_columns": {"advantages": [1.0]}}, "advantages has 1 entries for 12 samples"),
         ({"groups": ["g"]}, "groups has 1 entries"),
         ({"samples": None, "steps": [SAMPLES], "shuffle": True}, "steps bring their own order"),
-        ({"samples": None, "steps": 3}, "steps is int"),
+        ({"samples": None, "steps": 3}, "steps is of type int"),
         ({"rank": 1}, "of 1 ranks"),
         ({"prefetch": -1}, "prefetch is -1"),
         ({"groups_per_step": 0}, "groups_per_step is 0"),
