@@ -1,5 +1,6 @@
 """The matrix's fixture (drawn problems, fixed responses and logprobs), which several frameworks' tests read."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ def processed(fixture: Any) -> Any:
         fixture.processor(fixture.messages[p], ids, sample_id=i, group_id=g, rollout_logprobs=lp)
         for (p, ids, lp), (i, g) in zip(fixture.rows, fixture.ids, strict=True)
     ]
+
+
+@pytest.fixture(scope="session")
+def verl_on_cpu() -> None:
+    from conformance.verl_cpu import start
+
+    start()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """Ray on this node, with a small store; processors are counted, not used."""
+    import ray
+
+    store = 100 * 2**20
+    ray.init(num_cpus=4, object_store_memory=store, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

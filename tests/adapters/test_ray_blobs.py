@@ -23,22 +23,13 @@ from mmpack.adapters.ray_blobs import RayBlobs, _holder
 from mmpack.blobs import BlobFolder, take
 from mmpack.errors import BackendError, BlobError, UnwrittenWarning
 
-pytestmark = [pytest.mark.plane, pytest.mark.slow]
+pytestmark = [pytest.mark.plane, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 SIZE = pixels(0).nbytes
 LARGE = 2**20  # bytes, of media that can be told from what else is in Ray's store
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(
-        num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-def store():
+def store(ray_cluster):
     with RayBlobs(10 * SIZE) as made:
         yield made
 

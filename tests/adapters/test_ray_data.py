@@ -16,17 +16,12 @@ from mmpack.demo.qwen_processor import qwen_vl_processor
 pytestmark = [pytest.mark.plane, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    """Two processors and a small store; blocks in the order of their rows."""
-    ray.init(
-        num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
-    )
+@pytest.fixture(autouse=True)
+def in_order(ray_cluster):
+    """Blocks in the order of their rows."""
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    yield
-    ray.shutdown()
 
 
 def test_rows_through_an_actor_plan_and_pack(tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transfer_queue")
-import ray
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from support.batch_tensors import assert_same
@@ -19,15 +18,10 @@ pytestmark = [pytest.mark.plane, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def queue():
-    """One storage unit; processors are counted, not used."""
-    ray.init(
-        num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
-    )
+def queue(ray_cluster):
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield
     tq.close()
-    ray.shutdown()
 
 
 def test_samples_leave_as_they_came():

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.same import assert_equal
 from trl.trainer import utils
 
 import mmpack as mp
@@ -82,9 +83,8 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
         if rng.random() < 0.3:
             sampled[0][0] = float("nan")  # a token that vLLM could not score
         out["sampling_per_token_logps"] = padded(sampled, 0.0, "right")
-        gap = torch.nan_to_num(
-            (out["old_per_token_logps"] - out["sampling_per_token_logps"]) * kept
-        )
+        gap = out["old_per_token_logps"] - out["sampling_per_token_logps"]
+        gap = torch.nan_to_num(gap * kept)
         gap = gap.sum(dim=-1, keepdim=True) if sequence_ratio else gap
         out["importance_sampling_ratio"] = torch.exp(gap).clamp(max=3.0)
     if counts and sum(counts):
@@ -100,17 +100,6 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
     return out
 
 
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name, value in b.items():
-        if isinstance(value, torch.Tensor):
-            assert a[name].dtype == value.dtype, name
-            assert torch.equal(a[name].isnan(), value.isnan()), name
-            assert torch.equal(a[name].nan_to_num(), value.nan_to_num()), name
-        else:
-            assert a[name] == value, name
-
-
 flags = st.fixed_dictionaries(
     dict.fromkeys(["pictures", "tools", "masked", "scores", "sequence_ratio"], st.booleans())
     | {"multiple": st.sampled_from([None, 4])}
@@ -124,7 +113,7 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     samples = to_samples(outputs, processor)
     mp.check(samples)
     batch = mp.pack(samples, share_prefix=share, loss_columns=loss_columns(samples))
-    assert_same(from_batch(batch, samples), outputs)
+    assert_equal(from_batch(batch, samples), outputs)
 
     # and through a file, which leaves pixels out
     file = tmp_path_factory.getbasetemp() / "trl.jsonl"
@@ -132,7 +121,7 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
     read = list(mp.read_trace(file))
     batch = mp.pack(read, media=store, share_prefix=share)
-    assert_same(from_batch(batch, read), outputs)
+    assert_equal(from_batch(batch, read), outputs)
 
     # and what `_prepare_inputs` makes of the batch; TRL indexes with torch's global generator
     torch.manual_seed(seed % 1000)
@@ -140,7 +129,7 @@ def test_nothing_is_lost(processor, tmp_path_factory, seed, options, share):
     for part in utils.split_tensor_dict(shuffled, 2):
         part = utils.unsplit_pixel_values_by_grid(part)
         samples = to_samples(part, processor)
-        assert_same(from_batch(mp.pack(samples, share_prefix=True), samples), part)
+        assert_equal(from_batch(mp.pack(samples, share_prefix=True), samples), part)
 
 
 FULL = dict.fromkeys(["pictures", "tools", "scores"], True) | {
@@ -189,7 +178,7 @@ def test_new_columns_win_over_recorded_ones(processor):
     # a batch that TRL never saw: without samples a prompt ends where the loss begins
     outputs = batch_of(7, **FULL | {"tools": False, "scores": False})
     back = from_batch(mp.pack(to_samples(outputs, processor)))
-    assert_same(back, {k: outputs[k] for k in back})
+    assert_equal(back, {k: outputs[k] for k in back})
     assert {"prompt_ids", "completion_ids", "pixel_values"} <= back.keys()
 
 

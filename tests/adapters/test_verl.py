@@ -21,15 +21,8 @@ from mmpack.adapters.verl.data import from_samples
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, ModelError
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 IMAGE_PAD = 151655
-
-
-@pytest.fixture(scope="session", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
 
 
 @pytest.fixture(scope="session")
@@ -195,7 +188,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def engine(verl_on_cpu, checkpoint):
-    from support.verl_cpu import make_engine
+    from conformance.verl_cpu import make_engine
 
     return make_engine(checkpoint)
 
@@ -359,7 +352,7 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
 
 
 def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
-    from support.verl_cpu import make_engine
+    from conformance.verl_cpu import make_engine
     from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "mmpack")  # so that it is unset afterwards

@@ -14,7 +14,7 @@ from mmpack.adapters.verl.engine import samples_of
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 EXPERTS, CHOSEN = 8, 2
 MOE = "megatron.core.transformer.moe"
 MEGATRON = [f"{MOE}.{name}" for name in ("moe_utils", "token_dispatcher", "router")] + [
@@ -24,13 +24,6 @@ MEGATRON = [f"{MOE}.{name}" for name in ("moe_utils", "token_dispatcher", "route
     "megatron.core.transformer.transformer_config",
     MOE,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
 
 
 def router():

@@ -11,15 +11,8 @@ from mmpack.layout.mrope import sample_positions
 from mmpack.schema.spans import Score
 from mmpack.trajectory import to_samples as samples_of
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 EOS = 151645
-
-
-@pytest.fixture(scope="session", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
 
 
 def output(fixture, number, seed, **fields):
