@@ -1,18 +1,14 @@
 """prime-rl's traces and training samples as trajectories: random trees written by plain scripts, and real classes."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from support.recorded_trees import (
     drawn,
     processor,
-    said,
     trace,
     training_samples,
-    trees,
     turn_of,
 )
 
@@ -139,41 +135,3 @@ def test_arguments():
     ):
         with pytest.raises(ArgumentError, match=message):
             to_trajectories(rollouts, processor(), **options)
-
-
-# ---- verifiers' own classes ----------------------------------------------------------------------
-
-
-@settings(max_examples=5)
-@given(trees())
-def test_verifiers_own_nodes(turns):
-    """The same through `MessageNode` and msgpack's form of it; its branches hold the same tokens."""
-    graph = pytest.importorskip("verifiers.v1.graph")
-    types = pytest.importorskip("verifiers.v1.types")
-    traces = pytest.importorskip("verifiers.v1.trace")
-    if not hasattr(types, "SamplingMask"):
-        pytest.skip("verifiers before 0.4")
-    given_trace, media = trace(turns), {m.cache_key: m for t in turns for m in t.media}
-    nodes = []
-    for node in given_trace["nodes"]:
-        message = dict(node["message"])
-        kind = types.UserMessage if message.pop("role") == "user" else types.AssistantMessage
-        mask = node.get("sampling_mask")
-        fields = {k: v for k, v in node.items() if k not in ("message", "sampling_mask")}
-        nodes.append(
-            graph.MessageNode(
-                message=kind(**message),
-                sampling_mask=None if mask is None else types.SamplingMask(**mask),
-                **fields,
-            )
-        )
-    branched = traces.Trace.branches.fget
-    paths = branched(SimpleNamespace(nodes=nodes, calls=[], mm_token_type_id_map={}))
-    for form in (nodes, [n.model_dump(mode="python") for n in nodes]):
-        rollout = {"nodes": form, "calls": given_trace["calls"]}
-        (episode,) = to_trajectories([rollout], processor(), media=media)
-        assert said(episode.turns) == said(turns)
-        for turn, told in zip(episode.turns, turns, strict=True):
-            assert turn.kept_ids == told.kept_ids
-    own = {tuple(p.token_ids) for p in paths}
-    assert own <= {tuple(t.input_ids.tolist()) for t in episode.turns}

@@ -41,19 +41,6 @@ def build(smallest_checkpoint, tmp_path):
     return build
 
 
-@pytest.mark.slow
-def test_reentrant_checkpoints_are_stock_trl_s(build):
-    runs = []
-    for cls in (trl.GRPOTrainer, Packed):
-        checkpoints = {"use_reentrant": True}
-        trainer = build(cls, num_iterations=2, gradient_checkpointing_kwargs=checkpoints)
-        trainer.train()
-        runs.append(trainer.model)
-    assert_it_is_its_own(trainer.model, smallest_qwen2_5_vl())
-    before = smallest_qwen2_5_vl().named_parameters()
-    assert_same_steps(*(model.named_parameters() for model in runs), before)
-
-
 def test_a_trained_copy_of_the_head_is_trained_as_stock_trl_does(build):
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
     runs = []

@@ -1,7 +1,6 @@
 """Readers of other frameworks' records, each beside the script that writes what it reads: a new one is a row here.
 
-Its tree comes back (test_record_readers), each field damaged is refused (test_damaged_records), and what is read trains
-(test_recorded_training).
+Its tree comes back (test_record_readers), and each field damaged is refused (test_damaged_records).
 """
 
 from __future__ import annotations
