@@ -1,4 +1,4 @@
-"""prime-rl's traces and training samples as trajectories: random trees written by plain scripts, and real classes."""
+"""prime-rl's traces and training samples as trajectories: what they say besides their tree, and what is refused."""
 
 import dataclasses
 
