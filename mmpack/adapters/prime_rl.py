@@ -124,12 +124,12 @@ def _record(
         return out[own]
 
     scores = column("ref_logprobs" if dense else "reference_logprobs")
-    reference = None
+    teachers = None
     if scores is not None:
         # it scored only what was sampled: one id per list
         places = np.flatnonzero(sampled[own])
         lists = Ragged.of([[t] for t in np.asarray(ids)[own][places]], scores[places, None])
-        reference = lists.spread(places, len(ids) - start)
+        teachers = {REFERENCE: lists.spread(places, len(ids) - start)}
     return Record(
         [*before, *ids[:start]],
         ids[own],
@@ -137,7 +137,7 @@ def _record(
         media,
         column("logprobs"),
         kept_ids=_kept_lists(given, sampled, start, where),
-        teachers=None if reference is None else {REFERENCE: reference},
+        teachers=teachers,
     )
 
 
@@ -252,8 +252,7 @@ def _media_of(
     """The pictures of a path: those of its messages, or what the renderer made of them."""
     out: list[Any] = []
     for node in path:
-        found = node.get("multi_modal_data")
-        items = None if found is None else fields_of(found, where).get("mm_items")
+        items = part_of(node, "multi_modal_data", where).get("mm_items")
         urls = urls_of(node["message"], f"{where}.message", ("image_url",))
         known = [media.get(url, url if url.startswith("data:") else None) for url in urls]
         if None not in known:
@@ -300,7 +299,7 @@ def _about(trace: dict[str, Any], where: str) -> dict[str, Any]:
     ]
     nodes = [fields_of(n, where) for n in trace["nodes"]]
     unread = [name for name in _STREAMS if any(n.get(name) is not None for n in nodes)]
-    kept = kept_as_json({k: trace.get(k) for k in _KEPT} | ({"unread": unread} if unread else {}))
+    kept = kept_as_json({k: trace.get(k) for k in _KEPT} | {"unread": unread or None})
     return {"rewards": rewards or None, "verifiers": metrics or None, "metadata": {KEY: kept}}
 
 
