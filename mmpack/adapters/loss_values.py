@@ -135,6 +135,17 @@ def write_at(
     return out
 
 
+def padded(
+    own: torch.Tensor, keep: torch.Tensor, fill: int, padding: torch.Tensor | None
+) -> torch.Tensor:
+    """`own` [..., n] where `keep` bool [width] is; elsewhere the recorded `padding` if it fits, or `fill`."""
+    out = own.new_full((*own.shape[:-1], len(keep)), fill)
+    out[..., keep] = own
+    if padding is not None and padding.shape[-1] == int((~keep).sum()):
+        out[..., ~keep] = padding.to(own.dtype)
+    return out
+
+
 def rectangle(
     values: torch.Tensor, batch: Batch, starts: Sequence[int], columns: int
 ) -> torch.Tensor:

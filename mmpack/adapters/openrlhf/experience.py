@@ -24,7 +24,14 @@ from mmpack.adapters.checks import (
     valid_tokens,
 )
 from mmpack.adapters.json_values import Held, held
-from mmpack.adapters.loss_values import COLUMNS, columns_of, places_of, values_by_name, write_at
+from mmpack.adapters.loss_values import (
+    COLUMNS,
+    columns_of,
+    padded,
+    places_of,
+    values_by_name,
+    write_at,
+)
 from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
@@ -259,18 +266,13 @@ def _step_row(
     dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
     mask = torch.zeros(wide, dtype=torch.bool)
     mask[start : start + length] = True
-    ids = torch.full((wide,), get_family(sample.family).pad_token_id, dtype=torch.long)
-    ids[mask] = torch.from_numpy(sample.input_ids)
+    pad_id = get_family(sample.family).pad_token_id
+    ids = padded(torch.from_numpy(sample.input_ids), mask, pad_id, known["padding"])
     places = torch.from_numpy(sample.loss_indices) + places_of(known)[0]
-    actions = torch.zeros(known["actions"] + more, dtype=dtypes["action_mask"])
-    at = torch.zeros(len(actions), dtype=torch.bool)
+    at = torch.zeros(known["actions"] + more, dtype=torch.bool)
     at[places] = True
-    actions[at] = 1
-    padding, beside = known["padding"], known["action_padding"]
-    if padding is not None and len(padding) == wide - length:
-        ids[~mask] = padding
-    if beside is not None and len(beside) == int((~at).sum()):
-        actions[~at] = beside
+    ones = torch.ones(len(places), dtype=dtypes["action_mask"])
+    actions = padded(ones, at, 0, known["action_padding"])
     out = {
         "sequences": ids.to(dtypes["sequences"]),
         "attention_mask": mask.to(dtypes["attention_mask"]),

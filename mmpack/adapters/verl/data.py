@@ -14,7 +14,7 @@ import torch
 
 from mmpack.adapters.checks import check_each, check_samples, refuse_reward_on_no_token
 from mmpack.adapters.json_values import Held, held
-from mmpack.adapters.loss_values import COLUMNS, columns_of, values_by_name, write_at
+from mmpack.adapters.loss_values import COLUMNS, columns_of, padded, values_by_name, write_at
 from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
@@ -292,27 +292,17 @@ def _row(
     width = wide[0]
     valid = _valid(start, length - start, width, sum(wide))
     dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
-    padding = {k: v for k, v in known["padding"].items() if v is not None}
-
-    def padded(name: str, own: torch.Tensor, keep: torch.Tensor, fill: int) -> torch.Tensor:
-        out = own.new_full((*own.shape[:-1], len(keep)), fill)
-        out[..., keep] = own
-        if name in padding and padding[name].shape[-1] == int((~keep).sum()):
-            out[..., ~keep] = padding[name].to(own.dtype)
-        return out
-
-    ids = padded(
-        "ids", torch.from_numpy(sample.input_ids), valid, get_family(sample.family).pad_token_id
-    )
+    padding, pad_id = known["padding"], get_family(sample.family).pad_token_id
+    ids = padded(torch.from_numpy(sample.input_ids), valid, pad_id, padding.get("ids"))
     out = {"prompts": ids[:width], "responses": ids[width:], "input_ids": ids}
     out["attention_mask"] = valid
     if known["positions"] is not None:
         own = _verl_positions(sample, known)
-        out["position_ids"] = padded("position_ids", own, valid, 0)
+        out["position_ids"] = padded(own, valid, 0, padding.get("position_ids"))
     places = torch.from_numpy(sample.loss_indices) - start
     mask = torch.zeros(length - start, dtype=torch.long)
     mask[places] = 1
-    out["response_mask"] = padded("response_mask", mask, valid[width:], 0)
+    out["response_mask"] = padded(mask, valid[width:], 0, padding.get("response_mask"))
     out = {k: v.to(dtypes[k]) for k, v in out.items() if k in dtypes}
 
     columns = {k: _widened(v, known["width"], wide) for k, v in known["columns"].items()}
