@@ -151,6 +151,9 @@ def test_what_a_sample_holds(processor):
         assert s.input_ids.tolist() == whole["ids"][b][whole["mask"][b].bool()].tolist()
         kept = (outputs["completion_mask"] * outputs["tool_mask"])[b].bool()
         assert s.input_ids[s.loss_indices].tolist() == outputs["completion_ids"][b][kept].tolist()
+        tools = (outputs["completion_mask"][b].bool() & ~kept).nonzero()[:, 0]
+        observed = [t for o in s.observation_spans for t in range(o.start, o.stop)]
+        assert observed == (tools + outputs["prompt_mask"][b].sum()).tolist()
         logprobs = outputs["sampling_per_token_logps"][b][kept]
         assert s.rollout_logprobs == pytest.approx(logprobs.numpy())
         grids += [list(s.media[span.media_index].grid_thw) for span in s.modality_spans]
