@@ -66,7 +66,7 @@ def command(
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
     require_extra("torch", "torch", "mmpack probe")
-    from mmpack.probe import Contract, record, run
+    from mmpack.probe import Contract, read_record, record, run
     from mmpack.probe.record import Record
 
     chosen = _tokens(tokens)
