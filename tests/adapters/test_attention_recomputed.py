@@ -11,16 +11,19 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.modeling_flash_attention_utils import _get_unpad_data
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.attention import no_mask
+from mmpack.adapters.transformers import attach, detach, packed_logprobs
+from mmpack.adapters.transformers.attention import is_attached, no_mask
 
 pytestmark = pytest.mark.adapter
 
 
-def shared():
+def samples():
     prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
-    samples = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4, 6)]
-    return mp.pack(with_pixels(samples), share_prefix=True)
+    return with_pixels([make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4, 6)])
+
+
+def shared():
+    return mp.pack(samples(), share_prefix=True)
 
 
 def gradients_of(loss, model):
@@ -33,13 +36,7 @@ def gradients_of(loss, model):
 def expected():
     """Without checkpointing: of each sample by itself, by the model's own attention."""
     model = made()
-    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
-    values = [
-        packed_logprobs(
-            model, mp.pad(with_pixels([make_sample([*prompt, ("response", range(n))], f"a{n}")]))
-        )
-        for n in (3, 4, 6)
-    ]
+    values = [packed_logprobs(model, mp.pad([sample])) for sample in samples()]
     return gradients_of(sum(v.square().sum() for v in values), model)
 
 
@@ -49,8 +46,7 @@ def made(attention="sdpa"):
     return model
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("reentrant", "attention"), [(True, "eager"), (False, "sdpa")])
 def test_backward_after_detach(expected, reentrant, attention):
     model = made(attention)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -83,8 +79,7 @@ def test_checkpoint_wrapper_of_torch(expected):
     assert relative_difference(found, expected) <= 2e-6
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(("reentrant", "attention"), [(True, "sdpa"), (False, "eager")])
 def test_other_checkpoints_raise(reentrant, attention):
     """A user's own checkpoint around a layer: it doesn't know of the attention, so its gradients would be wrong."""
     model = made(attention)
@@ -95,8 +90,6 @@ def test_other_checkpoints_raise(reentrant, attention):
     with pytest.raises(mp.ModelError, match="Fix: detach after backward") as caught:
         loss.backward()
     assert "\n" not in str(caught.value)
-    with attach(model):
-        packed_logprobs(model, shared()).square().sum().backward()
 
 
 @pytest.mark.parametrize("read", [flex_attention_forward, lambda *args: _get_unpad_data(args[-1])])
@@ -126,21 +119,12 @@ def test_checkpointing_that_is_switched_while_attached(expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_compiled_layers(expected, reentrant):
     model = made()
-    if reentrant is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     for layer in model.get_decoder().layers:
         layer.compile(backend="aot_eager")
     with attach(model):
         loss = packed_logprobs(model, shared()).square().sum()
     assert relative_difference(gradients_of(loss, model), expected) <= 2e-6
-
-
-@pytest.mark.slow
-def test_a_compiled_model():
-    model = made().eval()
-    with attach(model), torch.no_grad():
-        logits = torch.compile(model, backend="eager")(**model_inputs(shared(), model)).logits
-        assert torch.equal(logits, model(**model_inputs(shared(), model)).logits)

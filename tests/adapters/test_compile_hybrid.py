@@ -49,25 +49,6 @@ def test_what_is_not_packed_is_not_compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_recomputed_layers_run_the_same_parts(reentrant):
-    model = small_model("qwen3_5").train()
-    compile_layers(model, tower=False, backend="eager")
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    layer = decoder_layers(model)[0]
-    function, seen = layer._gradient_checkpointing_func, []
-
-    def see(mlp, args):
-        seen.extend([layer.forward.packed] if mlp is layer.mlp else [])  # not the eager copy's
-
-    layer.mlp.register_forward_pre_hook(see)
-    if reentrant:  # a whole layer that is compiled takes the other kind
-        decoder_layers(model)[3].gradient_checkpointing = False
-    check(model, [pack(0, True, "qwen3_5")])
-    assert seen == [True, True] and layer._gradient_checkpointing_func is function
-
-
-@pytest.mark.slow
 def test_packs_of_other_lengths_make_no_more_graphs():
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model("qwen3_5").train()

@@ -9,7 +9,6 @@ from support.models import (
     with_pixels,
 )
 from support.samples import make_sample
-from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
@@ -32,11 +31,10 @@ def models():
     return get
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_every_deepstack_level_matters(models, name, level):
-    """The comparisons above can see a level that is lost, of images and of videos."""
-    model, samples = models(name), mixed_batch(name)
+def test_every_deepstack_level_matters(models, level):
+    """Of images and of videos."""
+    model, samples = models("qwen3_vl"), mixed_batch("qwen3_vl")
     tower = model.model.visual.deepstack_merger_list[level]
     with attach(model), torch.no_grad():
         batch = mp.pack(samples, share_prefix=True)
@@ -83,56 +81,24 @@ def test_one_layout_two_models():
             packed_logprobs(model, mp.pack(mixed_batch("qwen2_5_vl")))
 
 
-def test_positions_of_one_row(models):
-    samples = mixed_batch("internvl")
-    batch, padded = mp.pack(samples, share_prefix=True), mp.pad(samples)
-    count = len(batch.input_ids)
-    assert batch.position_ids.shape == (1, count) and padded.position_ids.shape[0] == 1
-    for sample, found in zip(samples, batch.unpack_tokens(batch.position_ids[0]), strict=True):
-        assert found.tolist() == list(range(len(sample)))
-    model = models("internvl")
-    with attach(model):
-        assert model_inputs(batch, model)["position_ids"].shape == (1, count)
-        assert model_inputs(padded, model)["position_ids"].shape == padded.input_ids.shape
-
-
-def test_tiles_of_another_size_are_refused(models):
-    parts = [("text", [1]), ("image", (2, 8, 8), "x"), ("response", [3])]
-    samples = with_pixels([make_sample(parts, family="internvl")])
-    model = models("internvl")
-    with attach(model), pytest.raises(mp.ModelError, match=r"\[8, 8\] patches.*reads \[4, 4\]"):
-        packed_logprobs(model, mp.pack(samples))
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [(-1, "has id -1"), (151_936, "has id 151936"), (10**9, "has id 1000000000")],
-)
-def test_ids_that_the_model_lacks(models, bad, message):
+@pytest.mark.parametrize("bad", [-1, 151_936, 10**9])
+def test_ids_that_the_model_lacks(models, bad):
     model = models("qwen2_5_vl")
-    sample = make_sample([("text", [1, 2, 3]), ("response", [4, 5])])
-    batch = mp.pad([sample])
+    batch = mp.pad([make_sample([("text", [1, 2, 3]), ("response", [4, 5])])])
     batch.input_ids[0, 1] = bad
     batch.id_range = None
     batch.__post_init__()
-    with pytest.raises(
-        mp.ModelError, match=rf"{message}, the model's ids are 0 to 151935"
-    ) as caught:
+    with pytest.raises(mp.ModelError, match=rf"has id {bad}, the model's ids are 0 to 151935"):
         model_inputs(batch, model)
-    assert "\n" not in str(caught.value)
-    if bad > 0:  # a negative id breaks a rule before
-        sample.input_ids[1] = bad
-        with attach(model), pytest.raises(mp.ModelError, match=message):
-            packed_logprobs(model, mp.pack([sample]))
 
 
-def test_a_checkpoint_of_another_vocabulary():
+def test_tiles_and_a_vocabulary_of_another_checkpoint():
     model = small_model("internvl")
-    model.config.image_token_id = 151671  # InternVL3.5's
-    with attach(model), pytest.raises(mp.ModelError, match=r"image token is 151671.*151667"):
-        packed_logprobs(model, mp.pack(mixed_batch("internvl")))
-
-
-def test_unknown_tiny_models():
-    with pytest.raises(mp.ArgumentError, match="tiny_model: family is 'llava'"):
-        tiny_model("llava")
+    parts = [("text", [1]), ("image", (2, 8, 8), "x"), ("response", [3])]
+    batch = mp.pack(with_pixels([make_sample(parts, family="internvl")]))
+    with attach(model):
+        with pytest.raises(mp.ModelError, match=r"\[8, 8\] patches.*reads \[4, 4\]"):
+            packed_logprobs(model, batch)
+        model.config.image_token_id = 151671  # InternVL3.5's
+        with pytest.raises(mp.ModelError, match=r"image token is 151671.*151667"):
+            packed_logprobs(model, batch)

@@ -1,26 +1,27 @@
 """Every family on a GPU: its layouts in float32 and bf16, by each kernel that its layers need, beside a CPU's float32.
 
-Families with linear attention: test_linear_attention_gpu.py.
+Linear attention runs by our chunks in float32, in bf16 by FLA where it runs.
 """
 
 import copy
 
 import pytest
+import torch
 from support.families import LAYOUTS, mixed_batch
-from support.float64 import separate
+from support.float64 import separate, torch_functions
 from support.models import logprobs_and_gradients, relative_difference, small_model
 
+import mmpack as mp
 from mmpack.adapters.transformers import attach
 from mmpack.errors import BackendError
 from mmpack.families import FAMILIES
 from mmpack.ops.attention import TREE
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("untuned")]
 WAYS = ("packed, rounded up", "shared", "left")
-NAMES = [name for name, family in FAMILIES.items() if not family.linear_attention]
-# windows and pictures that see both ways; heads of two sizes
-BY_NAME = {name: tuple(TREE.names) for name in ("gemma3", "gemma4", "kimi_k25")}
-HALF = [(n, backend) for n in NAMES for backend in ("auto", *BY_NAME.get(n, ()))]
+# full attention; windows and pictures that see both ways; heads of two sizes
+BY_NAME = {name: tuple(TREE.names) for name in ("qwen2_5_vl", "gemma3", "gemma4", "kimi_k25")}
+HALF = [(n, backend) for n in FAMILIES for backend in ("auto", *BY_NAME.get(n, ()))]
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +34,15 @@ def made():
             kept.clear()  # one at a time
             model, samples = small_model(name), mixed_batch(name)
             low = copy.deepcopy(model).bfloat16()
-            kept[name] = model, samples, separate(model, samples), separate(low, samples)
+            with torch_functions(low):
+                kept[name] = model, samples, separate(model, samples), separate(low, samples)
         return kept[name]
 
     return get
 
 
 @pytest.mark.parametrize("layout", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_float32(made, name, layout, no_tf32):
     model, samples, (wanted, gradients), _ = made(name)
     own = copy.deepcopy(model).cuda()
@@ -62,7 +64,7 @@ def test_bf16_is_about_as_near_as_a_cpus_separate_forwards(
         with attach(own):
             values, found = logprobs_and_gradients(own, LAYOUTS[layout](samples).to("cuda"))
     except BackendError as error:
-        if backend == "auto":
+        if backend == "auto" and not FAMILIES[name].linear_attention:
             raise
         pytest.skip(str(error))
     off, bound = ((x.float().cpu() - wanted).square().mean() for x in (values, apart))
@@ -72,3 +74,16 @@ def test_bf16_is_about_as_near_as_a_cpus_separate_forwards(
         for x in (found, rounded)
     )
     assert off <= 3 * bound
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad])
+def test_a_batch_moves_as_one(make):
+    samples = mixed_batch("qwen2_5_vl")
+    batch = make(samples, token_columns={"x": [range(len(s)) for s in samples]}).to("cuda")
+    on_host = [
+        name
+        for name, value in vars(batch).items()
+        for x in (value.values() if isinstance(value, dict) else [value])
+        if torch.is_tensor(x) and not x.is_cuda
+    ]
+    assert on_host == [] and batch.pixel_values.is_cuda and batch.device.type == "cuda"

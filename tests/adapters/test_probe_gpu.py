@@ -8,7 +8,7 @@ from support.families import mixed_batch
 from support.models import small_model
 
 import mmpack as mp
-from mmpack.adapters.transformers import probe_side
+from mmpack.adapters.transformers.probe import probe_side
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
@@ -19,7 +19,7 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 def test_layouts_are_alike(family, dtype, no_tf32):
     model, samples = small_model(family).to("cuda"), mixed_batch(family)
     packed = mp.probe.record(probe_side(model, dtype=dtype), samples)
-    for layout in ("shared", "padded", "padded_right", "alone"):
+    for layout in ("shared", "padded", "alone"):
         report = mp.probe.run(packed, probe_side(model, layout=layout, dtype=dtype), samples)
         assert report.ok, (layout, report.text())
         assert len(report.modules) > 60
@@ -36,9 +36,8 @@ def test_the_gpu_is_alike_the_cpu(no_tf32):
     assert report.ok, report.text()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_rounded_weight_is_named(family, no_tf32):
-    model, samples = small_model(family).to("cuda"), mixed_batch(family)
+def test_a_rounded_weight_is_named(no_tf32):
+    model, samples = small_model("qwen3_vl").to("cuda"), mixed_batch("qwen3_vl")
     broken = copy.deepcopy(model)
     weight = broken.model.language_model.layers[1].self_attn.v_proj.weight
     weight.data = weight.data.bfloat16().float()

@@ -11,24 +11,18 @@ from support.routed import EXPERTS
 import mmpack as mp
 from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs, record_routes
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 LAYERS, CHOSEN = 4, 2
-
-
-def louder(model):
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 3 and "experts" in name:
-                parameter.mul_(12)
-    return model
 
 
 @pytest.fixture(scope="module")
 def model():
-    return louder(small_model("qwen3_vl_moe"))
+    made = small_model("qwen3_vl_moe")
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if parameter.ndim == 3 and "experts" in name:
+                parameter.mul_(12)  # another expert is another answer
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +40,8 @@ def on_gpu(model, dtype):
     return copy.deepcopy(model).to(device="cuda", dtype=dtype)
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_float32_is_the_cpus(model, samples, share):
-    batch = mp.pack(samples, share_prefix=share)
+def test_float32_is_the_cpus(model, samples):
+    batch = mp.pack(samples, share_prefix=True)
     with attach(model):
         wanted, gradients = logprobs_and_gradients(model, batch)
     other = on_gpu(model, torch.float32)

@@ -14,7 +14,7 @@ from support.trl_trainers import (
     trl,
 )
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.trl import grpo
 
 peft = pytest.importorskip("peft")

@@ -22,7 +22,7 @@ from support.trl_trainers import (
 )
 
 import mmpack as mp
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.trl import MmpackGRPO, from_batch, grpo, loss_columns, to_samples
 from mmpack.demo.chat_templates import QWEN2_5_VL
 from mmpack.errors import (

@@ -8,7 +8,7 @@ from PIL import Image
 from support.models import relative_difference, small_model
 from support.trl_trainers import Packed, make_trainer, trl
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.families import get_family
 
