@@ -90,7 +90,7 @@ def draw_trace(
     words = None
     if tokenizer is not None:
         require("transformers", "hf", "--tokenizer")
-        from mmpack.adapters.transformers.tokenizer import load_tokenizer
+        from mmpack.adapters.transformers.load import load_tokenizer
 
         words = load_tokenizer(tokenizer)
     options = checked_options("view", media_root, None, words, files.read.name)

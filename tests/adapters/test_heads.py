@@ -95,7 +95,7 @@ def test_kept_ids_that_are_not_the_batch_s(kept):
     batch.kept_ids = given[kept] if isinstance(kept, str) else kept
     for head in (torch.nn.Linear(8, 50), torch.nn.Sequential(torch.nn.Linear(8, 50))):
         with pytest.raises(ArgumentError, match=r"kept_ids is .+ one per loss token\. Fix: "):
-            heads.reader(head, batch, 1.0, False)
+            heads.reader(head, batch, heads.Asked())
 
 
 @pytest.mark.parametrize("peft_changed", [False, True])

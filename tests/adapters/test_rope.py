@@ -20,7 +20,7 @@ from mmpack.adapters.transformers import (
     prefix_logprobs,
     rope,
 )
-from mmpack.adapters.transformers.token_types import token_types
+from mmpack.adapters.transformers.media_inputs import token_types
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.errors import ModelError
 from mmpack.families import get_family

@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from transformers.utils.import_utils import is_flash_attn_2_available
-
 from mmpack.adapters.transformers.attention import (
     attention_plan_of,
     is_attached,
@@ -18,20 +16,17 @@ from mmpack.adapters.transformers.attention import (
 )
 from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers, take_labels_of
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
-from mmpack.adapters.transformers.linear_attention import (
-    has_linear_attention,
-    refuse_kernels_on_a_cpu,
-)
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.media_inputs import (
     encoded_inputs,
     heard_inputs,
     inputs_without_media,
     pixel_inputs,
+    token_types,
 )
 from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
 from mmpack.adapters.transformers.rope import lengths_of, rope_rules, take_lengths
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
-from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
     Features,
     has_sharded_tower,
@@ -60,7 +55,6 @@ from mmpack.errors import (
     kind_of,
 )
 from mmpack.families import Family, family_of_config
-from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts, most_of
 from mmpack.packing.media import held_pixels, patch_offsets
@@ -138,7 +132,11 @@ def inputs_of(
     refuse_other_batch(batch, model, "model_inputs", not isinstance(features, SummedFeatures))
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
-        _refuse_padded(batch)
+        if not isinstance(batch, PackedBatch):
+            raise ModelError(
+                "model_inputs: a padded batch is encoded by the model's forward, without features and max_patches. "
+                "Fix: pass mp.pack"
+            )
     attached = is_attached(model)
     inputs: dict[str, Any] = {"use_cache": False}
     if isinstance(batch, PackedBatch):
@@ -167,12 +165,13 @@ def inputs_of(
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
         if has_linear_attention(model):
-            inputs[SEGMENTS] = _segment_plan(batch)
+            if batch.segment_plan is None:
+                raise ModelError(
+                    "model_inputs: the batch has no segment_plan, which the model's linear attention needs; "
+                    f"{batch.family} declares none. Fix: make samples of a family with linear_attention=True"
+                )
+            inputs[SEGMENTS] = batch.segment_plan
     else:
-        _refuse_missing_kernels(model.config.get_text_config())
-        refuse_kernels_on_a_cpu(
-            model, "model_inputs", "attach(model), which runs mmpack's, or a GPU"
-        )
         if family.token_types is not None:
             inputs[family.token_types] = token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
@@ -268,23 +267,6 @@ def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -
         )
 
 
-def _segment_plan(batch: Batch) -> SegmentPlan:
-    if batch.segment_plan is None:
-        raise ModelError(
-            f"model_inputs: the batch has no segment_plan, which the model's linear attention needs; {batch.family} "
-            "declares none. Fix: pack or pad samples of a family with linear_attention=True"
-        )
-    return batch.segment_plan
-
-
-def _refuse_padded(batch: Batch) -> None:
-    if not isinstance(batch, PackedBatch):
-        raise ModelError(
-            "model_inputs: a padded batch is encoded by the model's forward, as frameworks do, without features and "
-            "max_patches. Fix: pass mp.pack"
-        )
-
-
 def _least_runs(
     batch: Batch, model: Any, vision: str, features: Features | None, attached: bool
 ) -> Counts:
@@ -340,17 +322,6 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> N
         raise ModelError(
             f"{what}: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
             "Fix: wrap this model's processor, or resize the model's embeddings"
-        )
-
-
-def _refuse_missing_kernels(text: Any) -> None:
-    """transformers looks for the attention that a config names in the forward only."""
-    if text._attn_implementation != "flash_attention_2":
-        return
-    if not (is_flash_attn_2_available() or installed_version("kernels")):
-        raise ModelError(
-            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor a "
-            "fitting version of kernels is installed. Fix: call model.set_attn_implementation('sdpa'), or attach(model)"
         )
 
 
