@@ -22,14 +22,16 @@ Counts = Sequence[int]
 
 def to_heads(x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
     """[t, P, C], own rows of all ranks' heads -> [T, C], all rows of this rank's heads. `rows` [P]: of each rank."""
-    out: Tensor = _ToHeads.apply(x, rows, group)
-    return out
+    own, ranks, width = x.shape
+    flat = x.transpose(0, 1).reshape(ranks * own, width)
+    return send_rows(flat, [own] * ranks, rows, group)
 
 
 def to_rows(x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
     """`to_heads` backwards: [T, C] -> [t, P, C]."""
-    out: Tensor = _ToRows.apply(x, rows, group)
-    return out
+    own = rows[torch.distributed.get_rank(group)]
+    back = send_rows(x, rows, [own] * len(rows), group)
+    return back.view(len(rows), own, x.shape[1]).transpose(0, 1).contiguous()
 
 
 def send_rows(x: Tensor, sent: Counts, received: Counts, group: ProcessGroup) -> Tensor:
@@ -48,30 +50,6 @@ def gather_parts(
     """
     out: Tensor = _Gather.apply(x, order, own, counts, group)
     return out
-
-
-class _ToHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
-        ctx.given = rows, group
-        return _heads(x, rows, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _rows(grad, *ctx.given), None, None
-
-
-class _ToRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
-        ctx.given = rows, group
-        return _rows(x, rows, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _heads(grad, *ctx.given), None, None
 
 
 class _SendRows(torch.autograd.Function):
@@ -105,18 +83,6 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (own,) = ctx.saved_tensors
         return grad[own], None, None, None, None
-
-
-def _heads(x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
-    own, ranks, width = x.shape
-    flat = x.transpose(0, 1).reshape(ranks * own, width)
-    return _exchanged(flat, [own] * ranks, rows, group)
-
-
-def _rows(x: Tensor, rows: Counts, group: ProcessGroup) -> Tensor:
-    own = rows[torch.distributed.get_rank(group)]
-    back = _exchanged(x, rows, [own] * len(rows), group)
-    return back.view(len(rows), own, x.shape[1]).transpose(0, 1).contiguous()
 
 
 def _exchanged(x: Tensor, sent: Counts, received: Counts, group: ProcessGroup) -> Tensor:
