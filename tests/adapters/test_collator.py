@@ -1,25 +1,21 @@
 """SampleCollator in a real Trainer, against the same Trainer on rectangles that the test pads itself."""
 
 import copy
-import inspect
 import pickle
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
-from support.families import some_slow
 from support.float64 import Wide, assert_as_exact_as_separate, wide_copy
 from support.kits import get_kit
-from support.models import relative_difference, small_model, spread_out, with_pixels
+from support.models import relative_difference, small_model, with_pixels
 from support.samples import make_sample
-from support.tiny_models import tiny_model, tiny_qwen2_5_vl
+from support.tiny_models import tiny_qwen2_5_vl
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from mmpack.adapters.transformers import SampleCollator, attach
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.errors import ArgumentError, ModelError, SchemaError
-from mmpack.families import FAMILIES, get_family
+from mmpack.families import get_family
 
 pytestmark = pytest.mark.adapter
 FAMILY = get_family("qwen2_5_vl")
@@ -168,33 +164,6 @@ def test_losses_and_gradients_are_those_of_stock_padding(expected, exactly, opti
 def test_label_smoothing_would_shift_labels_and_fails(tmp_path):
     with pytest.raises(RuntimeError, match="Size does not match at dimension 1"):
         train(SampleCollator, tmp_path, label_smoothing_factor=0.1)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("family", some_slow(n for n, f in FAMILIES.items() if f.packing == "yes"))
-def test_every_family_that_packs(family):
-    """Packed and shared, against rectangles and the model's own attention."""
-    if not get_kit(family).available:
-        pytest.skip(f"this transformers lacks {family}")
-    model = spread_out(tiny_model(family))
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        with pytest.raises(ModelError, match="has no logits_to_keep"):
-            SampleCollator(model)
-        return
-    picture = ("image", get_kit(family).image, "x")
-    prompt = [("text", [1, 2]), picture, ("text", [7])]
-    parts = [[*prompt, ("response", r)] for r in ([3, 4, 5], [3, 6])]
-    data = with_pixels([make_sample(p, f"s{i}", family=family) for i, p in enumerate(parts)])
-    with torch.no_grad():
-        expected = model(**SampleCollator(model, padding="right")(data)).loss
-        inputs = SampleCollator(model, share_prefix=True)(data)
-        late = family.startswith(("qwen3_vl", "qwen3_5", "gemma3", "glm"))
-        if late and Version(transformers.__version__) < Version("5.17"):
-            with pytest.raises(ValueError, match="batch_size"):  # its loss knows no shift_labels
-                model(**inputs)
-            return
-        packed = model(**inputs).loss
-    assert float(packed) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_audio_is_refused():

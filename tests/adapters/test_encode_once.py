@@ -440,7 +440,7 @@ def test_what_is_refused(attached, monkeypatch):
     ):
         with pytest.raises(error, match=match), encode_once(attached, packs):
             pass
-    module = "mmpack.adapters.transformers.inputs.takes_encoded_media"
+    module = "mmpack.adapters.transformers.tower.takes_encoded_media"
     monkeypatch.setattr(module, lambda model: False)
     with pytest.raises(mp.ModelError, match=r"transformers \S+ takes no media.*Fix: .* 5.19"):
         packed_logprobs(attached, batch, max_patches=8)

@@ -9,7 +9,7 @@ from support.models import logprobs_and_gradients, smallest_qwen2_5_vl, with_pix
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs, tower
 from mmpack.adapters.transformers import inputs as inputs_module
 from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.packing.calls import NONE, Counts
@@ -91,7 +91,8 @@ def test_text_where_other_ranks_run_a_sharded_tower(attached, monkeypatch):
     """Where the forward takes no encoded media, this rank can't call the tower with them: that must not be silent."""
     for name in ("has_sharded_tower", "is_sharded"):
         monkeypatch.setattr(inputs_module, name, lambda _: True)
-    monkeypatch.setattr(inputs_module, "takes_encoded_media", lambda _: False)
+    for module in (inputs_module, tower):
+        monkeypatch.setattr(module, "takes_encoded_media", lambda _: False)
     batch = mp.pack([make_sample([("text", [1, 2]), ("loss", [3])])])
     for runs in (None, NONE):  # nothing is known, or no rank has media
         batch.tower_runs = runs

@@ -9,7 +9,7 @@ from support.models import logprobs_and_gradients, relative_difference, small_mo
 from support.routed import EXPERTS
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, compile_layers, packed_logprobs, record_routes
+from mmpack.adapters.transformers import attach, packed_logprobs, record_routes
 
 pytestmark = pytest.mark.gpu
 LAYERS, CHOSEN = 4, 2
@@ -69,23 +69,6 @@ def test_bf16_takes_the_experts_of_the_trace(model, samples):
         values = packed_logprobs(other, routed)
     assert torch.equal(taken.rows, routed.routed_experts.long())
     assert (values.cpu() - wanted).abs().max() <= 0.3
-
-
-@pytest.mark.parametrize("recomputed", [False, True])
-def test_compiled_layers(model, samples, recomputed):
-    eager = on_gpu(model, torch.bfloat16).train()
-    compiled = on_gpu(model, torch.bfloat16).train()
-    compile_layers(compiled)
-    if recomputed:
-        compiled.gradient_checkpointing_enable({"use_reentrant": False})
-    for part in (samples, samples[:3]):
-        batch = mp.pack(part, share_prefix=True).to("cuda")
-        with attach(eager):
-            wanted, gradients = logprobs_and_gradients(eager, batch)
-        with attach(compiled):
-            values, found = logprobs_and_gradients(compiled, batch)
-        assert (values - wanted).abs().max() <= 0.1
-        assert relative_difference(found, gradients) <= 0.1
 
 
 def test_more_than_256_experts_are_int32_on_the_device(samples):

@@ -150,20 +150,6 @@ def text(words):
             f"{SYSTEM}<|im_start|>user\n{ONE_IMAGE}Find x.<|im_end|>\n<|im_start|>assistant\n",
         ),
         (
-            [
-                user(
-                    IMAGE, VIDEO, {"image": "a.png"}, {"image_url": "u"}, {"video": "v"}, text("?")
-                ),
-                {"role": "assistant", "content": "A"},
-                {"role": "tool", "content": '{"a": 1}'},
-                user({"type": "image", "image": "b.png"}, text("Now?")),
-            ],
-            {"add_generation_prompt": True},
-            f"{SYSTEM}<|im_start|>user\n{ONE_IMAGE}{ONE_VIDEO}{ONE_IMAGE}{ONE_IMAGE}{ONE_VIDEO}?<|im_end|>\n"
-            '<|im_start|>assistant\nA<|im_end|>\n<|im_start|>tool\n{"a": 1}<|im_end|>\n'
-            f"<|im_start|>user\n{ONE_IMAGE}Now?<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
             [user(IMAGE, VIDEO, IMAGE, text("a")), user(IMAGE, VIDEO)],
             {"add_vision_id": True},
             f"{SYSTEM}<|im_start|>user\nPicture 1: {ONE_IMAGE}Video 1: {ONE_VIDEO}Picture 2: {ONE_IMAGE}a<|im_end|>\n"

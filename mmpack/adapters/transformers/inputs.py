@@ -30,6 +30,7 @@ from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
     has_sharded_tower,
+    refuse_old_forward,
     takes_encoded_media,
     tile_patches,
     tower_and_projector,
@@ -51,7 +52,6 @@ from mmpack.errors import (
     ModelError,
     SchemaError,
     check_whole,
-    installed_version,
     kind_of,
 )
 from mmpack.families import Family, family_of_config
@@ -237,11 +237,7 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
         raise ArgumentError(
             f"{what}: features is {kind_of(features)}. Fix: pass a FeatureStore, or what encode_once yields"
         )
-    if not takes_encoded_media(model):
-        raise ModelError(
-            f"{what}: the forward of transformers {installed_version('transformers')} takes no media encoded "
-            "beforehand, as features and max_patches need. Fix: install transformers 5.19 or newer, or leave out both"
-        )
+    refuse_old_forward(model, what, "leave out features and max_patches")
     if isinstance(features, SummedFeatures):  # which all ranks made together
         return
     if has_sharded_tower(model):
@@ -260,11 +256,8 @@ def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -
             "model_inputs: encode_once and encode_together don't share media over sequence_group. "
             "Fix: leave out one of the two"
         )
-    if batch.media and not takes_encoded_media(model):
-        raise ModelError(
-            f"model_inputs: the forward of transformers {installed_version('transformers')} takes no media that "
-            "other ranks encoded. Fix: install transformers 5.19 or newer, or leave out sequence_group"
-        )
+    if batch.media:
+        refuse_old_forward(model, "model_inputs", "leave out sequence_group")
 
 
 def _least_runs(
@@ -296,11 +289,7 @@ def _refuse_idle_tower(model: Any, attached: bool) -> None:
             "Fix: call mmpack.adapters.transformers.attach(model)"
         )
     # its own forward runs the tower at another place than an idle one
-    if not takes_encoded_media(model):
-        raise ModelError(
-            "model_inputs: the model is sharded, the batch has no media, and the forward of this transformers takes "
-            "no media encoded beforehand. Fix: install transformers 5.19 or newer, or put media into every batch"
-        )
+    refuse_old_forward(model, "model_inputs", "put media into every batch: the model is sharded")
 
 
 def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> None:
