@@ -344,12 +344,11 @@ def reader(
             "softcap": cap,
             "group": own.group,
         }
-        budget: dict[str, Any] = {"memory_budget": asked.memory_budget}
-        listed = functools.partial(
-            linear_listed_logprobs, *given, lists=batch.teachers, **options, **budget
-        )
-        options |= {} if asked.teachers else budget
-        selected = functools.partial(linear_selected_logprobs, *given, **options)
+        more = options | {"memory_budget": asked.memory_budget}
+        all_ids: Callable[..., ListedLogprobs] = linear_listed_logprobs
+        listed = functools.partial(all_ids, *given, batch.teachers, **more)
+        own_options = options if asked.teachers else more
+        selected = functools.partial(linear_selected_logprobs, *given, **own_options)
         return torch.cat(_values(asked, kept, listed, selected))
 
     def of_chunk(
