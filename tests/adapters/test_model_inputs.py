@@ -5,13 +5,21 @@ import functools
 
 import pytest
 import torch
-from support.models import logprobs_and_gradients, smallest_qwen2_5_vl, with_pixels
+from support.families import mixed_batch, some_slow
+from support.models import (
+    logprobs_and_gradients,
+    small_model,
+    smallest_qwen2_5_vl,
+    with_pixels,
+)
 from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs, tower
 from mmpack.adapters.transformers import inputs as inputs_module
 from mmpack.adapters.transformers.tower import takes_encoded_media
+from mmpack.errors import ModelError, SchemaError
+from mmpack.families import FAMILIES
 from mmpack.packing.calls import NONE, Counts
 
 pytestmark = pytest.mark.adapter
@@ -190,3 +198,176 @@ def test_inputs_that_are_used_again_have_the_tower_s_weights_of_now():
         after = logits_of(model, inputs)
         assert torch.equal(after, logits_of(model, model_inputs(batch, model)))
         assert (after - before).abs().max() > 1e-3
+
+
+# ---- batches and models that were changed after they were made ----
+
+
+def samples():
+    parts = [("text", [1]), ("image", (1, 4, 6), "x"), ("response", [2, 3])]
+    return with_pixels([make_sample(parts)])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x[:-4], r"has shape \[20, 1176\], the batch's media need \[24, 1176\]"),
+        (lambda x: x[:, :-1], r"has shape \[24, 1175\]"),
+        (lambda x: None, "is missing"),
+    ],
+)
+def test_pixels_that_were_cut_after_packing(model, change, says):
+    for batch in (mp.pack(samples()), mp.pad(samples())):
+        batch.pixel_values = change(batch.pixel_values)
+        with attach(model), pytest.raises(SchemaError, match=says):
+            packed_logprobs(model, batch)
+
+
+def test_labels_beside_shared_rows():
+    """The row after a prefix is the first sample's: labels shifted by a row would score the others by it."""
+    peft = pytest.importorskip("peft")
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x")]
+    both = with_pixels([make_sample([*prompt, ("response", [n, 3])], f"s{n}") for n in (1, 2)])
+    config = peft.LoraConfig(target_modules=["q_proj"])
+    model = peft.get_peft_model(smallest_qwen2_5_vl(), config).eval()
+    with attach(model):
+        batch = mp.pack(both, share_prefix=True)
+        inputs, labels = model_inputs(batch, model), batch.input_ids[None]
+        assert model(**inputs).loss is None
+        with pytest.raises(ModelError, match=r"labels .* a prefix.* Fix: .*packed_logprobs"):
+            model(**inputs, labels=labels)
+        shifted = labels.roll(-1)
+        assert model(**inputs, labels=labels, shift_labels=shifted).loss > 0  # shifted by hand
+
+        batch = mp.pack(both)
+        inputs, labels = model_inputs(batch, model), torch.full_like(batch.input_ids, -100)
+        labels[batch.loss_rows.long() + 1] = batch.loss_targets
+        loss = model(**inputs, labels=labels[None]).loss
+        assert abs((loss + packed_logprobs(model, batch).mean()).item()) <= 1e-5
+        labels[batch.cu_seqlens[1]] = 7
+        with pytest.raises(ModelError, match=r"a sample's first label is not -100"):
+            model(**inputs, labels=labels[None])
+    padded = mp.pad(both)
+    assert model(**model_inputs(padded, model), labels=padded.input_ids).loss > 0
+
+
+def by_numpy(batch, name):
+    getattr(batch, name).numpy()[..., 1].__iadd__(1)
+
+
+def replaced(batch, name):
+    changed = getattr(batch, name).clone()
+    changed[..., 1] += 1
+    setattr(batch, name, changed)
+
+
+@pytest.mark.parametrize("make", [mp.pack, mp.pad])
+@pytest.mark.parametrize("name", ["input_ids", "position_ids"])
+@pytest.mark.parametrize("change", [by_numpy, replaced])
+def test_rows_that_were_changed_after_packing(model, make, name, change):
+    """Loss tokens, media and attention stay those of the samples, and nothing else would say so."""
+    says = rf"the batch's {name} are not those .* Fix: change the samples"
+    with attach(model):
+        for batch in (make(samples()), copy.deepcopy(make(samples())).to("cpu")):
+            model_inputs(batch, model)
+            change(batch, name)
+            for use in (lambda b: model_inputs(b, model), lambda b: b.to("meta")):
+                with pytest.raises(mp.ArgumentError, match=says):
+                    use(batch)
+    batch = make(samples()).to("meta")  # where values are not read, as on a GPU
+    batch.check_unchanged()
+    getattr(batch, name).add_(1)
+    with pytest.raises(mp.ArgumentError, match=f"the batch's {name} are not those"):
+        batch.check_unchanged()
+
+
+# ---- every family's tiny model ----
+
+
+PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made.clear()  # one at a time
+            made[name] = small_model(name)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_every_deepstack_level_matters(models, level):
+    """Of images and of videos."""
+    model, samples = models("qwen3_vl"), mixed_batch("qwen3_vl")
+    tower = model.model.visual.deepstack_merger_list[level]
+    with attach(model), torch.no_grad():
+        batch = mp.pack(samples, share_prefix=True)
+        right = packed_logprobs(model, batch)
+        hook = tower.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
+        try:
+            lost = packed_logprobs(model, batch)
+        finally:
+            hook.remove()
+    of = dict(zip(batch.sample_ids, batch.unpack_loss((right - lost).abs()), strict=True))
+    assert of["s0"].max() > 1e-3 and of["s3"].max() > 1e-3
+    assert (of["s4"] == 0).all()  # text
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", some_slow(FAMILIES))
+def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
+    model = models(name)
+    samples = [make_sample([("text", [1, 2]), ("response", [3, 4])], family=name)]
+    batch = mp.pack(samples) if name in PACKABLE else mp.pad(samples)
+    with attach(model) if name in PACKABLE else torch.enable_grad():
+        values, gradients = logprobs_and_gradients(model, batch)
+        idle, with_tower = logprobs_and_gradients(model, batch, vision="always")
+    assert torch.equal(idle, values)
+    used = {n for n, _ in model.named_parameters() if "visual" in n or "vision" in n}
+    used |= {n for n, _ in model.named_parameters() if "multi_modal_projector" in n}
+    used -= {n for n in used if "lambda" in n or "mask_token" in n}
+    assert used <= with_tower.keys() and not used & gradients.keys()
+    assert all((with_tower[n] == 0).all() for n in used)
+    assert all(torch.equal(with_tower[n], gradients[n]) for n in gradients)
+
+
+def test_one_layout_two_models():
+    """A sample of Qwen3-VL goes into its model with experts: ids, grids and positions are the same."""
+    samples = mixed_batch("qwen3_vl")
+    model = small_model("qwen3_vl_moe")
+    with attach(model), torch.no_grad():
+        found = packed_logprobs(model, mp.pack(samples))
+        renamed = mixed_batch("qwen3_vl_moe")
+        assert torch.equal(found, packed_logprobs(model, mp.pack(renamed)))
+        with pytest.raises(
+            mp.ModelError, match="batch is of qwen2_5_vl, the model of qwen3_vl_moe"
+        ):
+            packed_logprobs(model, mp.pack(mixed_batch("qwen2_5_vl")))
+
+
+@pytest.mark.parametrize("bad", [-1, 151_936, 10**9])
+def test_ids_that_the_model_lacks(models, bad):
+    model = models("qwen2_5_vl")
+    batch = mp.pad([make_sample([("text", [1, 2, 3]), ("response", [4, 5])])])
+    batch.input_ids[0, 1] = bad
+    batch.id_range = None
+    batch.__post_init__()
+    with pytest.raises(mp.ModelError, match=rf"has id {bad}, the model's ids are 0 to 151935"):
+        model_inputs(batch, model)
+
+
+def test_tiles_and_a_vocabulary_of_another_checkpoint():
+    model = small_model("internvl")
+    parts = [("text", [1]), ("image", (2, 8, 8), "x"), ("response", [3])]
+    batch = mp.pack(with_pixels([make_sample(parts, family="internvl")]))
+    with attach(model):
+        with pytest.raises(mp.ModelError, match=r"\[8, 8\] patches.*reads \[4, 4\]"):
+            packed_logprobs(model, batch)
+        model.config.image_token_id = 151671  # InternVL3.5's
+        with pytest.raises(mp.ModelError, match=r"image token is 151671.*151667"):
+            packed_logprobs(model, batch)
