@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from support.families import mixed_batch, some_slow
+from support.families import some_slow
 from support.models import (
     logprobs_and_gradients,
     small_model,
@@ -300,24 +300,6 @@ def models():
     return get
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_every_deepstack_level_matters(models, level):
-    """Of images and of videos."""
-    model, samples = models("qwen3_vl"), mixed_batch("qwen3_vl")
-    tower = model.model.visual.deepstack_merger_list[level]
-    with attach(model), torch.no_grad():
-        batch = mp.pack(samples, share_prefix=True)
-        right = packed_logprobs(model, batch)
-        hook = tower.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
-        try:
-            lost = packed_logprobs(model, batch)
-        finally:
-            hook.remove()
-    of = dict(zip(batch.sample_ids, batch.unpack_loss((right - lost).abs()), strict=True))
-    assert of["s0"].max() > 1e-3 and of["s3"].max() > 1e-3
-    assert (of["s4"] == 0).all()  # text
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", some_slow(FAMILIES))
 def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
@@ -334,20 +316,6 @@ def test_an_idle_tower_runs_all_of_the_tower_and_changes_nothing(models, name):
     assert used <= with_tower.keys() and not used & gradients.keys()
     assert all((with_tower[n] == 0).all() for n in used)
     assert all(torch.equal(with_tower[n], gradients[n]) for n in gradients)
-
-
-def test_one_layout_two_models():
-    """A sample of Qwen3-VL goes into its model with experts: ids, grids and positions are the same."""
-    samples = mixed_batch("qwen3_vl")
-    model = small_model("qwen3_vl_moe")
-    with attach(model), torch.no_grad():
-        found = packed_logprobs(model, mp.pack(samples))
-        renamed = mixed_batch("qwen3_vl_moe")
-        assert torch.equal(found, packed_logprobs(model, mp.pack(renamed)))
-        with pytest.raises(
-            mp.ModelError, match="batch is of qwen2_5_vl, the model of qwen3_vl_moe"
-        ):
-            packed_logprobs(model, mp.pack(mixed_batch("qwen2_5_vl")))
 
 
 @pytest.mark.parametrize("bad", [-1, 151_936, 10**9])
