@@ -50,7 +50,7 @@ test-slow: $(STAMP)  ## the tests marked slow, and the cases that test leaves ou
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \
-  $(patsubst %,tests/adapters/test_%.py,attention collator families merge_in_models pack_videos trl_grpo unwrap)
+  $(patsubst %,tests/adapters/test_%.py,attention collator lora model_inputs pack_videos trl_grpo)
 
 .PHONY: test-cpus
 test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads

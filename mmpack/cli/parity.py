@@ -68,7 +68,7 @@ def command(
     decode = None
     if tokenizer is not None:
         require_extra("transformers", "hf", "--tokenizer")
-        from mmpack.adapters.transformers.tokenizer import load_decoder
+        from mmpack.adapters.transformers.load import load_decoder
 
         decode = load_decoder(tokenizer)
     left, right = read_trace(rollout), read_trace(train)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, load_checkpoint, model_inputs
+from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.vllm import VllmEngine
 from mmpack.adapters.vllm.engine import load_vllm
 from mmpack.contracts import TOLERANCES

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import mmpack as mp
-from mmpack.adapters.transformers import load_checkpoint, rollout
+from mmpack.adapters.transformers import rollout
+from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.demo.clips import clip_exercises
 from mmpack.demo.datasets import Exercise, load_exercises
 from mmpack.demo.options import SmokeOptions

@@ -13,7 +13,7 @@ from support.trl_trainers import (
     trl,
 )
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.trl import grpo
 

@@ -250,7 +250,7 @@ def test_log_probs_are_verl_s(engine, data):
 
 
 def test_loss_and_gradients_are_verl_s(engine, data):
-    from mmpack.adapters.transformers import is_attached
+    from mmpack.adapters.transformers.attention import is_attached
 
     data.batch["old_log_probs"] = inferred(engine, data)["log_probs"] - 0.1
     data.batch["ref_log_prob"] = data.batch["old_log_probs"].clone()

@@ -7,7 +7,7 @@ import torch
 from support.engines import image, messages, reset, shared_engine, trainer, video
 
 import mmpack as mp
-from mmpack.adapters.transformers import probe_side
+from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.vllm.probe import engine_side
 
 pytestmark = pytest.mark.engine
