@@ -11,8 +11,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.losses.distillation.divergence import check_teacher
 from mmpack.losses.distillation.weights import weighed, weights_of
-from mmpack.ops.inputs import can_look_at, check_tensors
-from mmpack.ops.logprobs.arguments import check_index
+from mmpack.ops.inputs import can_look_at, check_index, check_tensors
 from mmpack.ops.logprobs.listed import tokens_of
 from mmpack.ops.logprobs.support import ScoredSupport
 from mmpack.ops.segments import segment_sum
