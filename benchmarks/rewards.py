@@ -7,7 +7,7 @@ import torch
 from policy_loss import empty_launch, of_graph
 
 import mmpack as mp
-from mmpack.losses.rewards.scatter_op import scatter_op
+from mmpack.losses.rewards.scores import scatter_op
 
 BATCHES = (32, 512, 4096)
 LENGTHS = {

@@ -26,10 +26,10 @@ from mmpack.losses.distillation.loss import DistillationLoss as DistillationLoss
 from mmpack.losses.distillation.loss import distillation_loss as distillation_loss
 from mmpack.losses.distillation.sampled import teacher_advantages as teacher_advantages
 from mmpack.losses.distillation.sampled import teacher_logprobs as teacher_logprobs
-from mmpack.losses.gae import gae as gae
 from mmpack.losses.policy.loss import PolicyLoss as PolicyLoss
 from mmpack.losses.policy.loss import policy_loss as policy_loss
 from mmpack.losses.returns.returns import discounted_returns as discounted_returns
+from mmpack.losses.returns.returns import gae as gae
 from mmpack.losses.rewards.columns import score_columns as score_columns
 from mmpack.losses.rewards.length import cosine_length_scores as cosine_length_scores
 from mmpack.losses.rewards.length import group_length_scores as group_length_scores

@@ -162,12 +162,16 @@ def no_tf32() -> Iterator[None]:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Where Triton's kernels run: on a GPU if there is one, else interpreted on the CPU (TRITON_INTERPRET=1)."""
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where Triton's kernels run: on a GPU if there is one, else interpreted on the CPU (TRITON_INTERPRET=1).
+
+    With the parameter "torch", by `support.kernels.each_backend`, the CPU, where the plain version runs.
+    """
     from support.kernels import device_of_kernels
 
-    monkeypatch.setenv("MMPACK_BACKEND", "triton")
-    return device_of_kernels()
+    backend = getattr(request, "param", "triton")
+    monkeypatch.setenv("MMPACK_BACKEND", backend)
+    return device_of_kernels(backend)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ class DecoderKind:
 class TowerKind:
     """`mlp`: "gelu", "quick_gelu", or "swiglu" (three products, and RMSNorm in what memory has terms for).
 
-    `merging`: how patches become tokens, a way of planning/tower_flops.py. `tiles`: pictures are cut into tiles, with
+    `merging`: how patches become tokens, a way of planning/flops.py. `tiles`: pictures are cut into tiles, with
     learned positions, and what each half of a block adds is scaled. `ratio`: a config gives the MLP's width as a
     multiple of `embed_dim`. `in_memory`: planning/memory.py has terms for it.
     """

@@ -1,6 +1,8 @@
 """Products over ranks that hold parts of the weight: the same bits on 1, 2, 4 and 8 ranks, forward and backward.
 
-What is summed over ranks is summed in `parts` blocks of fixed size, each in float32, by the tree of tree.py.
+What is summed over ranks is summed in `parts` blocks of fixed size, each in float32, by one binary tree: neighbours
+first, then neighbouring pairs. Ranks that hold neighbouring parts sum theirs by the lower levels, and every rank sums
+the levels above them alike.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmpack.errors import ArgumentError, check_whole
-from mmpack.invariant.tree import _reduced, is_power_of_two, ranks_of
+from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.ops.backend import choose
 from mmpack.ops.inputs import check_are_tensors
 from mmpack.ops.products import PRODUCT
@@ -160,7 +161,7 @@ def _check(
     """How many ranks; `split`: the dimension of weight that they split."""
     check_are_tensors(what, ("bias",), x=x, weight=weight, bias=bias)
     check_whole(what, "parts", parts)
-    ranks, _ = ranks_of(what, group)
+    ranks = _ranks_of(what, group)
     tensors = [t for t in (x, weight, bias) if t is not None]
     if x.dtype not in FLOATS or any((t.dtype, t.device) != (x.dtype, x.device) for t in tensors):
         found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
@@ -178,9 +179,73 @@ def _check(
             f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. Fix: pass one per row of weight"
         )
     whole = weight.shape[split] * ranks
-    if not is_power_of_two(parts) or parts % ranks or whole % parts:
+    if not _is_power_of_two(parts) or parts % ranks or whole % parts:
         raise ArgumentError(
             f"{what}: parts is {parts}, with {ranks} ranks and {whole} to split. "
             f"Fix: pass a power of two that is a multiple of the ranks and divides {whole}"
         )
     return ranks
+
+
+def tree_sum(parts: Tensor) -> Tensor:
+    """parts [P, ...] -> [...], of any dtype, which the sum keeps. P is a power of two. Differentiable.
+
+    Raises ArgumentError for another number of parts.
+
+    Example:
+        >>> import torch
+        >>> from mmpack.invariant.parallel import tree_sum
+        >>> tree_sum(torch.tensor([1.0, 2.0, 3.0, 4.0])).item()
+        10.0
+    """
+    check_are_tensors("tree_sum", parts=parts)
+    if parts.ndim == 0 or not _is_power_of_two(len(parts)):
+        raise ArgumentError(
+            f"tree_sum: parts has shape {list(parts.shape)}, expected a power of two of parts, stacked. "
+            "Fix: pass torch.stack(parts)"
+        )
+    while len(parts) > 1:
+        parts = parts[0::2] + parts[1::2]
+    return parts[0]
+
+
+def tree_all_reduce(x: Tensor, group: Any = None) -> Tensor:
+    """Sum of each rank's x [...] over the ranks of `group`, by the tree over them: the same bits on all. No gradient.
+
+    x has any dtype; the sum has the same. The number of ranks is a power of two. Memory: x of every rank at once.
+    `group`: a ProcessGroup; None: this process alone. Raises ArgumentError for another number of ranks, or if `group`
+    is not a ProcessGroup.
+    """
+    check_are_tensors("tree_all_reduce", x=x)
+    return _reduced(x, group, _ranks_of("tree_all_reduce", group))
+
+
+def _reduced(x: Tensor, group: Any, ranks: int) -> Tensor:
+    if ranks == 1:
+        return x
+    x = x.detach().contiguous()
+    gathered = x.new_empty(ranks, *x.shape)
+    torch.distributed.all_gather_into_tensor(gathered.view(-1), x.view(-1), group=group)
+    return tree_sum(gathered)
+
+
+def _ranks_of(what: str, group: Any) -> int:
+    """How many ranks. Raises ArgumentError, as `what`, for what is no group of 2^n ranks."""
+    if group is None:
+        return 1
+    distributed = torch.distributed
+    if not (distributed.is_available() and isinstance(group, distributed.ProcessGroup)):
+        raise ArgumentError(
+            f"{what}: group is {kind_of(group)}, expected a ProcessGroup. "
+            "Fix: pass torch.distributed.new_group(…), or None"
+        )
+    if not _is_power_of_two(group.size()):
+        raise ArgumentError(
+            f"{what}: the group has {group.size()} ranks, expected a power of two. Fix: use 1, 2, 4 or 8 ranks"
+        )
+    size: int = group.size()
+    return size
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count > 0 and count & (count - 1) == 0

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError, check_whole, kind_of
-from mmpack.losses.samples import check_columns
+from mmpack.errors import ArgumentError, check_whole
+from mmpack.losses.samples import check_batch, check_column, check_columns
 from mmpack.ops.segments import segment_ids, segment_sum
 
 WHAT = "action_chunks"
@@ -51,11 +51,8 @@ class Chunks:
 
     def spread(self, chunks: Tensor) -> Tensor:
         """[C] to [N]: to each loss token the number of its chunk, as an advantage of chunks for tokens."""
-        if not isinstance(chunks, Tensor) or chunks.shape != self.turn.shape:
-            found = list(chunks.shape) if isinstance(chunks, Tensor) else kind_of(chunks)
-            raise ArgumentError(
-                f"Chunks.spread: chunks are {found}, expected [{len(self.turn)}]. Fix: pass one number per chunk"
-            )
+        fix = "pass one number per chunk"
+        check_column("Chunks.spread", "chunks", chunks, len(self.turn), "values", self.turn, fix)
         return chunks[segment_ids(self.cu_tokens, self.num_tokens)]
 
 
@@ -80,11 +77,7 @@ def action_chunks(batch: TurnBatch, tokens: int | None = None) -> Chunks:
         >>> action_chunks(batch).cu_tokens.tolist(), action_chunks(batch, tokens=2).cu_tokens.tolist()
         ([0, 4], [0, 2, 4])
     """
-    if not hasattr(batch, "loss_turn"):
-        raise ArgumentError(
-            f"{WHAT}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
-            "Fix: pass what mp.pack or mp.pad returned"
-        )
+    check_batch(WHAT, batch)
     if tokens is not None:
         check_whole(WHAT, "tokens", tokens)
     cu, turn = batch.cu_loss.cpu().numpy(), batch.loss_turn.cpu().numpy()

@@ -48,18 +48,15 @@ def correction_weights(
     return torch.where(outside, 0.0, weights), outside
 
 
-def check_correction(kind: str, level: str, low: float, high: float) -> None:
-    """Raise ArgumentError for unknown names and for bounds that bound nothing."""
+def check_correction(kind: str | None, level: str, low: float, high: float) -> None:
+    """Raise ArgumentError for unknown names, and with a kind for bounds that bound nothing."""
+    check_name("correction_weights", "level", level, get_args(CorrectionLevel))
+    check_number("correction_weights", "low", low, least=0)
+    check_number("correction_weights", "high", high, least=0, finite=False)
+    if kind is None:
+        return
     check_name("correction_weights", "kind", kind, get_args(Correction))
-    check_correction_options(level, low, high)
     if not low < high:
         raise ArgumentError(
             f"correction_weights: low is {low}, high is {high}. Fix: pass low below high, both above 0"
         )
-
-
-def check_correction_options(level: str, low: float, high: float) -> None:
-    """Raise ArgumentError for an unknown level and for what is no bound."""
-    check_name("correction_weights", "level", level, get_args(CorrectionLevel))
-    check_number("correction_weights", "low", low, least=0)
-    check_number("correction_weights", "high", high, least=0, finite=False)

@@ -3,13 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmpack.errors import ArgumentError
+from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.segments import segment_ids, segment_sum
+
+
+def check_column(
+    what: str, name: str, given: Any, size: int, kind: str, like: Tensor, fix: str = ""
+) -> None:
+    """Raise ArgumentError unless `given` is a dense tensor [size] of `kind` on the device of `like`.
+
+    Args: kind: `floats` (not float8), `integers` (no bools), or `values` of any dtype.
+    """
+    check_are_tensors(what, **{name: given})
+    floats = given.is_floating_point()
+    integers = not (floats or given.is_complex() or given.dtype == torch.bool)
+    floats = floats and given.dtype.itemsize > 1
+    of_kind = {"floats": floats, "integers": integers, "values": True}[kind]
+    fits, there = given.shape == (size,), given.device == like.device
+    if fits and of_kind and there:
+        return
+    if fits and not of_kind:
+        fix = f"pass {name}.{'long' if kind == 'integers' else 'float'}()"
+    elif fits:
+        fix = "move both to one device"
+    raise ArgumentError(
+        f"{what}: {name} has shape {list(given.shape)} and dtype {given.dtype} on {given.device}, expected [{size}] "
+        f"{kind} on {like.device}. Fix: {fix or 'pass columns of one batch, not padded rectangles'}"
+    )
+
+
+def check_batch(what: str, batch: Any) -> None:
+    """Raise ArgumentError for what is no packed or padded batch."""
+    if not hasattr(batch, "cu_loss"):
+        raise ArgumentError(
+            f"{what}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
+            "Fix: pass what mp.pack or mp.pad returned"
+        )
+
+
+def check_weights(
+    what: str, weights: Any, wanted: Collection[str] = (), least: float | None = None
+) -> None:
+    """Raise ArgumentError unless `weights` is a dict of numbers, of `least` or more, with one for each of `wanted`."""
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(
+            f"{what}: weights is {kind_of(weights)}, expected a dict. Fix: pass names and their factors"
+        )
+    if missing := [name for name in wanted if name not in weights]:
+        raise ArgumentError(
+            f"{what}: weights lacks {missing[0]!r:.40}. Fix: pass one for each, 0 to leave one out"
+        )
+    for name, weight in weights.items():
+        check_number(what, f"weights[{name!r:.40}]", weight, least=least)
 
 
 def check_columns(
@@ -30,30 +81,36 @@ def check_columns(
             f"{what}: {offsets} has shape {list(cu_loss.shape)} and dtype {cu_loss.dtype}, expected [B+1] int32. "
             f"Fix: pass batch.cu_loss"
         )
-    shape: torch.Size | None = None
-    for name, column in columns.items():
-        if column is None:
-            continue
-        shape = column.shape if shape is None else shape
-        floats = column.is_floating_point() and column.dtype.itemsize > 1  # not float8
-        if column.ndim != 1 or column.shape != shape or not floats:
-            fits = column.ndim == 1 and column.shape == shape
-            fix = f"{name}.float()" if fits else "columns of the same batch, not padded rectangles"
-            raise ArgumentError(
-                f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(shape)[:1]} "
-                f"floats, one per loss token. Fix: pass {fix}"
-            )
-        if column.device != cu_loss.device:
-            raise ArgumentError(
-                f"{what}: {name} is on {column.device}, {offsets} on {cu_loss.device}. Fix: move both to one device"
-            )
-    if can_look_at(cu_loss) and shape is not None:
-        first, last = int(cu_loss[0]), int(cu_loss[-1])
-        if first != 0 or last != shape[0] or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
-            raise ArgumentError(
-                f"{what}: {offsets} runs from {first} to {last} for {shape[0]} loss tokens, expected offsets "
-                f"that rise from 0 to {shape[0]}. Fix: pass the {offsets} of the columns' own batch"
-            )
+    given = {name: column for name, column in columns.items() if column is not None}
+    if not given:
+        return
+    count = next(iter(given.values())).numel()
+    for name, column in given.items():
+        check_column(what, name, column, count, "floats", cu_loss)
+    if not can_look_at(cu_loss):
+        return
+    first, last = int(cu_loss[0]), int(cu_loss[-1])
+    if first != 0 or last != count or not bool((cu_loss[1:] >= cu_loss[:-1]).all()):
+        raise ArgumentError(
+            f"{what}: {offsets} runs from {first} to {last} for {count} loss tokens, expected offsets "
+            f"that rise from 0 to {count}. Fix: pass the {offsets} of the columns' own batch"
+        )
+
+
+def check_finite(what: str, name: str, values: Tensor) -> None:
+    """Raise ArgumentError for values that are not finite in float32. Waits for a GPU."""
+    if values.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError(
+            f"{what}: {name} can't be read while a CUDA graph is captured. Fix: pass check=False"
+        )
+    values = values.detach().cpu()
+    bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
+    if bad:
+        named = ", ".join(f"{name}[{i}] is {float(values[i])}" for i in bad[:3])
+        raise ArgumentError(
+            f"{what}: {named} ({len(bad)} of {len(values)} are not finite in float32). "
+            "Fix: leave those samples out, or score them again"
+        )
 
 
 def per_token(per_sample: Tensor, cu_loss: Tensor, count: int) -> Tensor:

@@ -19,7 +19,7 @@ from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.packing.pixels import as_floats, float_pixels
 from mmpack.processors.pixels import as_bytes
-from mmpack.video.drop_media import blackened
+from mmpack.video.drop import blackened
 
 pytestmark = pytest.mark.adapter
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"]

@@ -50,7 +50,6 @@ def test_one_checkpoint_is_alike_in_both(pair):
     "module",
     [
         "model.language_model.layers.1.self_attn.v_proj",
-        "model.language_model.layers.0.mlp.up_proj",
         "model.visual.blocks.1.mlp.down_proj",
         "model.visual.merger.mlp.2",
     ],

@@ -1,6 +1,5 @@
 """With the mode on, samples have the same bits in every layout: tiny models of each family, on a CPU."""
 
-import contextlib
 import warnings
 
 import pytest
@@ -13,7 +12,7 @@ from support.layout_bits import (
     logprobs_by_sample,
     some_samples,
 )
-from support.models import logprobs_and_gradients, relative_difference, small_model
+from support.models import small_model
 
 import mmpack as mp
 from mmpack import invariant
@@ -21,7 +20,7 @@ from mmpack.adapters.transformers import attach
 
 pytestmark = pytest.mark.adapter
 
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_logprobs_are_equal_in_every_layout(family, dtype):
             assert differing(logprobs_by_sample(model, batch), expected) == [], layout
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["qwen3_vl_moe"])
 def test_gradients_to_activations_are_equal_alone_packed_and_padded(family):
     model, samples = small_model(family), some_samples(family)
     layouts = layouts_of(samples)
@@ -68,27 +67,6 @@ def test_without_the_models_norms_and_with_checkpointing():
         expected = alone(gradients_by_sample, model, samples)
         found = gradients_by_sample(model, mp.pack(samples))
     assert differing(found, expected) == []
-
-
-@pytest.mark.slow
-def test_parameter_gradients_are_bounded():
-    """They sum over rows, in another order in each layout."""
-    samples = some_samples("qwen2_5_vl")
-    wide, model = small_model("qwen2_5_vl").double(), small_model("qwen2_5_vl")
-    with attach(wide):
-        _, expected = logprobs_and_gradients(wide, mp.pack(samples))
-    off = {}
-    for name, context in (
-        ("plain", contextlib.nullcontext()),
-        ("mode", invariant.batch_invariant(model)),
-    ):
-        with attach(model), context:
-            for layout, batch in layouts_of(samples).items():
-                if layout != "reversed":
-                    found = logprobs_and_gradients(model, batch)[1]
-                    off[name, layout] = relative_difference(found, expected)
-    for (name, layout), error in off.items():
-        assert error <= max(1.5 * off["plain", layout], 2e-6), (name, layout, error)
 
 
 def test_plain_torch_is_right_in_the_mode():

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mmpack import invariant
+from mmpack.ops.norms.rms import rms_norm
 from mmpack.ops.products.product import product
 from mmpack.ops.products.tiles import all_tiles
 
@@ -72,7 +73,7 @@ def test_rows(width, dtype):
 
     def norm(a=0, b=None):
         leaves = x[a:b].clone().requires_grad_(), w.clone().requires_grad_()
-        out = invariant.rms_norm(*leaves)
+        out = rms_norm(*leaves)
         return out.detach(), *torch.autograd.grad(out, leaves, up[a:b])
 
     out, to_x, to_w = norm()
@@ -147,14 +148,14 @@ def test_attention(size, dtype, no_tf32):
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_parts_of_one_device_as_ranks(ranks):
     """What ranks compute, by hand: each its blocks of K, then the tree over them."""
-    from mmpack.invariant.parallel import _summed
+    from mmpack.invariant.parallel import _summed, tree_sum
 
     x, w = draw(100, 3584), draw(512, 3584, seed=1)
     whole = invariant.row_parallel(x, w)
     share = 3584 // ranks
     cuts = [slice(i * share, (i + 1) * share) for i in range(ranks)]
     parts = [_summed(x[:, c], w.T[c], 8 // ranks) for c in cuts]
-    assert torch.equal(invariant.tree_sum(torch.stack(parts)).to(x.dtype), whole)
+    assert torch.equal(tree_sum(torch.stack(parts)).to(x.dtype), whole)
     columns = [invariant.column_parallel(x, part) for part in w.split(512 // ranks)]
     assert torch.equal(torch.cat(columns, 1), invariant.column_parallel(x, w))
 

@@ -45,7 +45,7 @@ def drawn(name, count, seed=0):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equal_to_get_rope_index_of_each(name):
-    layouts, samples, family = drawn(name, 40)
+    layouts, samples, family = drawn(name, 20)
     model = upstream(name)
     found = batch_positions(samples, family)
     ends = np.cumsum([0, *map(len, samples)])

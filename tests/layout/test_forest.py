@@ -1,7 +1,6 @@
 """The prefix forest against brute force: a row is a distinct path of tokens, and sees its own path alone."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.batches import batches
@@ -100,26 +99,6 @@ def test_without_sharing_samples_lie_in_order(batch):
     check_segments(forest, batch)
 
 
-def both(a, b):
-    forest = build_forest([make_sample(a, "a"), make_sample(b, "b")])
-    return len(set(forest.rows(0).tolist()) & set(forest.rows(1).tolist()))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "common"),
-    [
-        ([("text", [1, 2, 3])], [("text", [1, 2, 3])], 3),
-        ([("text", [1, 2, 3])], [("text", [1, 2])], 2),
-        ([("text", [1, 2, 3])], [("text", [4, 2, 3])], 0),
-        ([("image", (1, 4, 4), "x"), ("text", [5])], [("image", (1, 4, 4), "x")], 6),
-        ([("image", (1, 4, 4), "x")], [("image", (1, 4, 4), "y")], 1),  # the start token
-        ([("image", (1, 4, 4), "x")], [("image", (1, 2, 8), "x")], 1),
-    ],
-)
-def test_what_is_shared(a, b, common):
-    assert both(a, b) == common
-
-
 def test_unlike_positions_are_not_shared():
     a, b = (make_sample([("text", [1, 2, 3, 4])], name) for name in "ab")
     b.position_ids = positions_of(b).copy()
@@ -136,18 +115,3 @@ def test_a_run_is_shared_as_a_whole_or_not_at_all():
     assert (positions_of(a)[:, : start + 4] == positions_of(b)[:, : start + 4]).all()
     forest = build_forest([a, b])
     assert set(forest.rows(0)) & set(forest.rows(1)) == set(range(start))
-
-
-def test_a_tree_of_turns():
-    prompt, first, second = [("text", range(10))], [("text", [20, 21])], [("text", [30, 31])]
-    batch = [
-        make_sample(prompt + first + second),
-        make_sample(prompt + first + [("text", [40])]),
-        make_sample(prompt + [("text", [50, 51])]),
-        make_sample(prompt + first),
-    ]
-    forest = build_forest(batch)
-    assert forest.num_tokens == 10 + 2 + 2 + 1 + 2
-    assert forest.segment_parent.tolist() == [-1, 0, 1, 1, 0]
-    assert forest.sample_segment.tolist() == [2, 3, 4, 1]
-    assert forest.visible_until().tolist() == [17] * 10 + [15] * 2 + [14] * 2 + [15] + [17] * 2

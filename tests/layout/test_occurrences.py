@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import make_medium, make_sample, samples
 
-import mmpack as mp
 from mmpack.errors import LayoutError
-from mmpack.families import FAMILIES, get_family
-from mmpack.layout.names import numbered_in_groups
+from mmpack.families import get_family
 from mmpack.layout.occurrences import (
     context_ids,
     match_runs,
@@ -22,7 +20,7 @@ from mmpack.layout.occurrences import (
     spans_of,
 )
 from mmpack.layout.runs import placeholder_runs, true_runs
-from mmpack.schema.spans import LossSpan, covered
+from mmpack.schema.spans import covered
 
 PARTS = [
     ("text", [5]),
@@ -40,17 +38,6 @@ def rows_of(spans):
     return [(s.start, s.stop, s.modality, s.media_index, s.frame) for s in spans]
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if FAMILIES[f].video_token_id])
-def test_spans_of_a_sample_come_back(family):
-    sample = make_sample(PARTS, family=family)
-    shown = occurring_media(sample)
-    assert [m.media_id for m in shown] == ["a", "v", "a", "w", "v"]
-    runs = placeholder_runs(sample.input_ids, family)
-    media, spans = spans_from_runs(runs, shown, get_family(family), "test")
-    assert media == sample.media
-    assert rows_of(spans) == rows_of(sample.modality_spans)
-
-
 @given(samples())
 def test_random_samples_come_back(sample):
     family = get_family(sample.family)
@@ -58,15 +45,6 @@ def test_random_samples_come_back(sample):
     runs = placeholder_runs(context_ids(sample.input_ids, policy, family), family)
     _, spans = spans_from_runs(runs, occurring_media(sample), family, "test")
     assert rows_of(spans) == rows_of(sample.modality_spans)
-
-
-@pytest.mark.parametrize(("family", "frames"), [("qwen2_5_vl", [None]), ("qwen3_vl", [0])])
-def test_a_video_of_one_patch_has_the_frame_that_its_family_asks_for(family, frames):
-    sample = make_sample([("text", [5]), ("video", (1, 4, 4))], family=family)
-    _, spans = spans_of([(sample.media[0], [(2, 6)])], get_family(family))
-    assert [s.frame for s in spans] == frames
-    sample.modality_spans[0].frame = spans[0].frame
-    assert mp.validate([sample]) == []
 
 
 def test_other_seconds_are_another_medium():
@@ -122,15 +100,3 @@ def test_true_runs_against_a_loop(flags):
     inside = [i for a, b in runs for i in range(a, b)]
     assert inside == [i for i, flag in enumerate(flags) if flag]
     assert all(b < a for (_, b), (a, _) in pairwise(runs))
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=5), st.integers(0, 7))
-def test_covered_against_a_loop(bounds, length):
-    spans = [LossSpan(a, b) for a, b in bounds]
-    expected = [any(a <= i < b for a, b in bounds) for i in range(length)]
-    assert covered(spans, length).tolist() == expected
-
-
-def test_numbers_count_within_groups():
-    assert numbered_in_groups([]) == []
-    assert numbered_in_groups(["q", "q", "r", "q"]) == ["q/0", "q/1", "r/0", "q/2"]

@@ -80,7 +80,7 @@ def drawn(rng: np.random.Generator, name: str, sound: bool):
 @pytest.mark.parametrize("name", HEARING)
 def test_equal_to_get_rope_index(name):
     rng, rope_index = np.random.default_rng(0), upstream(name)
-    for trial in range(150):
+    for trial in range(60):
         ids, media = drawn(rng, name, sound := bool(trial % 2))
         tensors = {k: None if v is None else torch.tensor(v) for k, v in media.items()}
         rows = torch.tensor([ids])

@@ -55,7 +55,7 @@ def held_bytes(found, pieces):
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40), st.data())
 def test_each_character_is_of_the_tokens_that_hold_its_bytes(text, data):
     raw = text.encode()
@@ -76,7 +76,7 @@ def test_each_character_is_of_the_tokens_that_hold_its_bytes(text, data):
             assert list(range(*found.chars(k, k + 1))) == mine
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=60))
 def test_wrong_bytes_become_what_python_makes_of_them(raw):
     found = token_text(np.arange(len(raw)), lambda i: raw[i : i + 1])
@@ -87,7 +87,7 @@ def test_wrong_bytes_become_what_python_makes_of_them(raw):
     assert not spans or spans[-1][1] == len(raw)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(HARD) | st.text(max_size=8), max_size=5).map("".join))
 def test_the_text_is_the_tokenizers_own(tiny, text):
     ids = tiny.encode(text).ids
@@ -98,20 +98,11 @@ def test_the_text_is_the_tokenizers_own(tiny, text):
     assert (shift.start, shift.stop) == (2, 2 + len(ids))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_ids_decode_as_the_tokenizer_decodes_them(tiny, data):
     ids = data.draw(st.lists(st.integers(0, 299), max_size=30))
     assert token_text(ids, tiny).text == tiny.decode(ids, skip_special_tokens=False)
-
-
-def test_added_tokens_are_their_own_text(tiny):
-    ids = tiny.encode("a<|box_start|>深<｜é▁end｜>").ids
-    found = token_text(ids, tiny)
-    assert found.text == "a<|box_start|>深<｜é▁end｜>"
-    assert found.span(1, 14) == (1, 2)
-    at = found.text.index("<｜")
-    assert found.span(at, len(found.text)) == (len(ids) - 1, len(ids))
 
 
 @pytest.mark.parametrize("text", HARD + ["<|box_start|>(123,456),(7,89)<|box_end|> 深🙂️"])
@@ -126,40 +117,20 @@ def test_qwens_tokenizer(qwen, text):
     assert found.starts[0] == 0 and found.starts[-1] == len(text)
 
 
-def test_a_character_over_two_tokens_belongs_to_both_spans(qwen):
-    found = token_text(qwen.encode(" 深)"), qwen)  # ` \xe6` is one token
-    assert found.span(0, 1) == (0, 1) and found.span(1, 2)[0] == 0 and found.span(1, 2)[1] > 1
-
-
-def test_ids_without_a_token_are_one_unknown_character(qwen):
-    found = token_text([7, 151_900, 2**40, 8], qwen)
-    assert found.text == "(��)" and found.token_of.tolist() == [0, 1, 2, 3]
-
-
 def test_a_function_that_has_no_such_id():
     assert token_text([0, 1], {0: b"a"}.__getitem__).text == "a�"
     assert token_text([0, 1], {0: b"a"}.get).text == "a�"
-
-
-def test_nothing_at_all(tiny):
-    found = token_text([], tiny)
-    assert (found.text, found.span(0, 0), found.chars(0, 0)) == ("", (0, 0), (0, 0))
 
 
 @pytest.mark.parametrize(
     "ids, tokenizer, options",
     [
         ([1.5], bytes, {}),
-        ([[1]], bytes, {}),
-        ([1, [2]], bytes, {}),
         ([-1], bytes, {}),
         ("12", bytes, {}),
         ([1], None, {}),
         ([1], "qwen", {}),
-        ([1], str, {}),
         ([1], bytes, {"start": 2}),
-        ([1], bytes, {"stop": 2}),
-        ([1], bytes, {"start": -1}),
         ([1], bytes, {"stop": 0.5}),
     ],
 )

@@ -40,13 +40,7 @@ def rectangle_loss(level, logprobs, old, advantages, low, high):
 @pytest.mark.parametrize("layout", ["pack", "share", "pad"])
 @pytest.mark.parametrize(
     ("level", "tokens", "per"),
-    [
-        ("token", None, "chunk"),
-        ("token", None, "action"),
-        ("action", DIMS, "chunk"),
-        ("action", DIMS, "action"),
-        ("chunk", None, "chunk"),
-    ],
+    [("token", None, "action"), ("action", DIMS, "chunk"), ("chunk", None, "chunk")],
 )
 def test_each_level_is_rlinf_s(episodes, layout, level, tokens, per):
     batch = (
@@ -78,19 +72,6 @@ def test_each_level_is_rlinf_s(episodes, layout, level, tokens, per):
     torch.testing.assert_close(out.loss.double(), wanted, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(logprobs.grad.double(), exact.grad, atol=1e-8, rtol=1e-5)
     assert 0 < float(out.metrics["clip_fraction"]) < 1
-
-
-def test_levels_differ(episodes):
-    """The three ratios are three losses: one that ignores the level would pass nothing above."""
-    batch = mp.pack(episodes)
-    old = batch.loss_columns["rollout_logprobs"]
-    logprobs = old + 0.1 * torch.randn(len(old), generator=torch.Generator().manual_seed(1))
-    losses = {float(mp.policy_loss(logprobs, torch.ones(4), batch.cu_loss, old).loss)}
-    for tokens in (None, DIMS):
-        of = action_chunks(batch, tokens)
-        out = mp.policy_loss(of.sum(logprobs), torch.ones(4), of.cu_loss, of.sum(old))
-        losses.add(float(out.loss))
-    assert len(losses) == 3
 
 
 def test_rewards_and_costs_of_turns_are_those_of_chunks(episodes):
@@ -144,12 +125,6 @@ def test_chunks_move_with_their_batch(episodes):
     assert torch.equal(chunks.to("cpu").cu_tokens, chunks.cu_tokens)
 
 
-def test_one_turn_number_in_two_samples_is_two_chunks():
-    parts = [("text", [1]), ("response", [2, 3], 0)]
-    batch = mp.pack([make_sample(parts, "a"), make_sample(parts, "b")])
-    assert action_chunks(batch).cu_tokens.tolist() == [0, 2, 4]
-
-
 def test_wrong_arguments_are_one_line(episodes):
     batch = mp.pack(episodes)
     with pytest.raises(ArgumentError, match="has 56 loss tokens, not a multiple of 9"):
@@ -161,13 +136,10 @@ def test_wrong_arguments_are_one_line(episodes):
     bare = mp.pack([make_sample([("text", [1]), ("response", [2])])])
     with pytest.raises(ArgumentError, match="'s0' belongs to no turn"):
         action_chunks(bare)
+    parts = [("text", [1]), ("response", [2], 0), ("response", [3], 1), ("response", [4], 0)]
+    with pytest.raises(ArgumentError, match="in several parts"):
+        action_chunks(mp.pack([make_sample(parts)]))
     with pytest.raises(ArgumentError, match=r"expected \[12\]"):
         action_chunks(batch).spread(torch.ones(3))
     with pytest.raises(ArgumentError, match="cu_loss"):
         action_chunks(batch).sum(torch.ones(3))
-
-
-def test_a_turn_in_several_parts_is_no_chunk():
-    parts = [("text", [1]), ("response", [2], 0), ("response", [3], 1), ("response", [4], 0)]
-    with pytest.raises(ArgumentError, match="in several parts"):
-        action_chunks(mp.pack([make_sample(parts)]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mmpack.losses.advantages.group import group_advantages
-from mmpack.losses.gae import gae
+from mmpack.losses.returns.returns import gae
 
 pytestmark = pytest.mark.verl
 
@@ -76,18 +76,6 @@ def test_within_groups(kind, binary, groups):
     alone = torch.tensor([groups.count(group) == 1 for group in groups])
     assert not got[alone].any()
     torch.testing.assert_close(got.double()[~alone], want[~alone, 0], **CLOSE)
-
-
-@pytest.mark.parametrize("name", ["grpo_vectorized", "rloo_vectorized"])
-@pytest.mark.parametrize("groups", GROUPINGS)
-def test_beside_the_vectorised_ones(groups, name):
-    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-
-    rewards = drawn(2)
-    want, _ = get_adv_estimator_fn(name)(outcome(rewards), mask_of(LENGTHS), np.array(groups))
-    got = group_advantages(rewards, torch.tensor(groups), name.removesuffix("_vectorized"))
-    shared = torch.tensor([groups.count(group) > 1 for group in groups])
-    torch.testing.assert_close(got.double()[shared], want[shared, 0].double(), **CLOSE)
 
 
 @pytest.mark.parametrize("groups", GROUPINGS)

@@ -69,31 +69,3 @@ def test_lengths_are_whole_numbers_of_any_kind():
     for lengths in (torch.tensor([9, 3]), np.array([9, 3], dtype=np.uint8), (9, 3)):
         assert values(mp.soft_overlong_scores(lengths, 10, 2, name="n")) == [-0.5, 0.0]
     assert mp.soft_overlong_scores([9], 10, 2, name="n")[0][0].name == "n"
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: mp.soft_overlong_scores([1.5], 5, 2), "lengths is of type list, float64 of shape"),
-        (lambda: mp.soft_overlong_scores([[1], [1, 2]], 5, 2), "lengths is of type list, expected"),
-        (lambda: mp.soft_overlong_scores(7, 5, 2), "lengths is of type int, expected [B] integers"),
-        (lambda: mp.soft_overlong_scores([-1], 5, 2), "lengths holds -1"),
-        (lambda: mp.soft_overlong_scores([1], 5, 6), "buffer is 6, max_length is 5"),
-        (lambda: mp.soft_overlong_scores([1], 5, 0), "buffer is 0, expected a whole number"),
-        (lambda: mp.soft_overlong_scores([1], 5.5, 2), "max_length is 5.5, expected a whole"),
-        (lambda: mp.soft_overlong_scores([1], 5, 2, penalty=-1), "penalty is -1, expected"),
-        (lambda: mp.linear_length_scores([1], 5, alpha=float("nan")), "alpha is nan"),
-        (lambda: mp.cosine_length_scores([1], [1], 5), "correct is of type list, int64 of shape"),
-        (lambda: mp.cosine_length_scores([1], [True, False], 5), "expected [1] bools"),
-        (lambda: mp.cosine_length_scores([1], None, 5), "correct is None, expected [1] bools"),
-        (lambda: mp.cosine_length_scores([1], [True], 5, wrong_to=None), "wrong_to is None"),
-        (
-            lambda: mp.group_length_scores([1], [0.5], [True]),
-            "group_index is of type list, float64",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, says):
-    with pytest.raises(mp.ArgumentError) as error:
-        call()
-    assert says in str(error.value) and "Fix: " in str(error.value)

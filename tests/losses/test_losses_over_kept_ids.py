@@ -5,7 +5,6 @@ import torch
 
 import mmpack as mp
 from mmpack.contracts import gradient_fp32_bound
-from mmpack.losses.kl import kl_divergence
 from mmpack.losses.policy.loss import VARIANTS
 from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
@@ -104,8 +103,7 @@ def test_every_loss_sees_an_unchanged_policy(rollout, kind):
     assert error <= 10 * gradient_fp32_bound(wide.grad.abs().max())
 
 
-@pytest.mark.parametrize("correction", ["tis", "mis"])
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize(("correction", "level"), [("tis", "sequence"), ("mis", "token")])
 def test_weights_between_engine_and_trainer_are_1_only_over_the_kept_ids(
     rollout, correction, level
 ):
@@ -119,13 +117,3 @@ def test_weights_between_engine_and_trainer_are_1_only_over_the_kept_ids(
         found.append(float(out.metrics["correction"]))
     assert found[0] == pytest.approx(1.0, abs=2e-3 if level == "sequence" else EXACT)
     assert found[1] < 0.96
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_kl_to_the_sampler_is_0_only_over_the_kept_ids(rollout, kind):
-    over, without = (
-        kl_divergence(rollout.scored(support)[0], rollout.logprobs, kind=kind).abs().mean()
-        for support in (rollout.support, None)
-    )
-    assert float(over) <= EXACT
-    assert float(without) > 1e-3

@@ -148,31 +148,6 @@ def test_forward_kl_over_top_k(aggregation, clamps, seed):
         assert float(got.metrics[f"teacher/{ours}"]) == pytest.approx(mass, rel=1e-6)
 
 
-def test_mixture_with_the_policy_loss():
-    problem = Problem(2)
-    actor, config = configs(
-        loss_mode="forward_kl_topk",
-        use_policy_gradient=False,
-        use_task_rewards=True,
-        distillation_loss_coef=0.25,
-    )
-    data = problem.data(
-        teacher_logprobs=problem.teacher.gather(1, problem.ids), teacher_ids=problem.ids
-    )
-    want, _ = theirs(problem, actor, config, data)
-    teachers = {"teacher": problem.top()}
-    out = mp.listed_logprobs(problem.logits, problem.targets[problem.rows], teachers, problem.rows)
-    old = out.targets.detach() + problem.old[problem.rows]
-    policy = mp.policy_loss(
-        out.targets, problem.advantages, CU, old, kind="ppo", dual_clip=3.0, per="token"
-    )
-    distilled = mp.distillation_loss(
-        out.lists, teachers, CU, "forward_kl", "ignore",
-        weights={"teacher": 0.25}, min_logprob=-10.0, max_divergence=10.0,
-    )  # fmt: skip
-    agrees(problem, policy.loss + distilled.loss, want)
-
-
 @pytest.mark.parametrize("spread", [1.0, 6.0])
 @pytest.mark.parametrize("task", [False, True])
 def test_k1_as_a_reward(spread, task):
@@ -192,21 +167,3 @@ def test_k1_as_a_reward(spread, task):
     if task:
         got = 0.5 * got + mp.policy_loss(logprobs, problem.advantages, CU, old, **options).loss
     agrees(problem, got, want)
-
-
-def test_k2_as_a_loss():
-    """k2 is the one estimator that verl's plain differentiation gives the gradient of the reverse KL."""
-    problem = Problem(4)
-    actor, config = configs(
-        loss_mode="k2", use_policy_gradient=False, use_task_rewards=False, loss_max_clamp=None
-    )
-    scores = problem.teacher.gather(1, problem.targets[:, None])
-    want, _ = theirs(problem, actor, config, problem.data(teacher_logprobs=scores))
-    targets = problem.targets[problem.rows]
-    offsets, ids, given = problem.lists()
-    logprobs = mp.listed_logprobs(problem.logits, targets, {}, problem.rows).targets
-    reference = mp.teacher_logprobs(ScoredSupport(offsets, ids, given), targets)
-    got = mp.policy_loss(
-        logprobs, torch.zeros(N), CU, ref_logprobs=reference, kl_coef=1.0, kl_kind="k2", per="token"
-    )
-    agrees(problem, got.loss, want)

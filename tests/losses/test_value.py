@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mmpack.errors import ArgumentError
 from mmpack.losses.value import value_loss
 
 CU = torch.tensor([0, 4, 4, 9])
@@ -43,8 +42,3 @@ def test_scale_and_no_loss_token():
     loss = value_loss(empty, empty.detach(), torch.tensor([0, 0]))
     loss.backward()
     assert float(loss.detach()) == 0.0
-
-
-def test_old_values_and_clip_go_together():
-    with pytest.raises(ArgumentError, match="old_values and clip must be passed together"):
-        value_loss(torch.zeros(9), torch.zeros(9), CU, clip=0.2)

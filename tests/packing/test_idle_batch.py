@@ -52,9 +52,3 @@ def test_it_has_the_columns_of_the_sample():
         own = idle.loss_columns[name]
         assert own.dtype == column.dtype and own.shape == (0, *column.shape[1:])
     assert idle.teachers.keys() == full.teachers.keys() and len(idle.teachers["large"]) == 0
-
-
-def test_what_is_refused():
-    for wrong in ("qwen", 3, None):
-        with pytest.raises(mp.ArgumentError, match=r"idle_batch: like is .*Fix: pass a Sample"):
-            mp.idle_batch(wrong)

@@ -72,13 +72,6 @@ def test_splitting_never_costs_the_slowest_rank_more():
             assert sorted(i for b in plan.bins for i in b) == list(range(len(samples)))
 
 
-def test_more_ranks_than_groups_shows_what_one_rank_would_take():
-    samples = group("0", 100, [50] * 4)
-    made = mp.plan(samples, max_tokens=1000, ranks=2, share_prefix=True, cost=ROWS)
-    assert made.stats["makespan_whole"] == 300 and made.stats["makespan"] == 200
-    assert made.stats["rows_repeated"] == 100
-
-
 def test_stats_of_budgets_and_ranks():
     samples = [
         answered(f"s{k}", f"g{k}", [5], [1000 + k] * 7, (1, 2, 2 + 2 * (k % 3))) for k in range(6)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mmpack.errors import ArgumentError, PlanError
+from mmpack.errors import ArgumentError
 from mmpack.planning.memory import Load, largest_pack, memory_model
 
 # config.json of Qwen2.5-VL-7B-Instruct, as released: the decoder's fields at the top
@@ -41,18 +41,6 @@ HYBRID = CONFIG_7B | {
 }
 # the benchmark's shared pack
 LOAD = Load(rows=32_259, loss_tokens=27_459, patches=16_384, keys=65_859)
-
-
-def test_the_peak_measured_at_7b():
-    """42 GB on an H200: 16.6 of weights, and gradients that backward has made when it comes to the first layer."""
-    model = memory_model(CONFIG_7B)
-    row, rows = model.layer, LOAD.rows
-    embedding, tower = 1.09e9, 1.35e9  # gradients that come after the first layer's
-    inside = row.activations(rows, LOAD.keys) + rows * (row.backward + row.input)
-    # as in `peak`, with the inputs of the other 27 layers gone
-    others = model.peak(LOAD) - (model.layers - 1) * rows * row.input
-    assert inside < others
-    assert 16.6e9 + (16.6e9 - embedding - tower) + others == pytest.approx(42e9, rel=0.05)
 
 
 def test_the_terms_of_a_row():
@@ -155,12 +143,6 @@ def test_the_peak_is_the_most_on_the_way(config, load, data, train_tower):
     assert Load(load.rows, load.loss_tokens) == Load(load.rows, load.loss_tokens, 0, 0, 0, 0, 0)
 
 
-def test_without_gradients_packs_are_several_times_larger():
-    with_gradients = largest_pack(CONFIG_7B, 40 * 10**9)
-    without = largest_pack(CONFIG_7B, 40 * 10**9, grad=False)
-    assert 3 < without / with_gradients < 6
-
-
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("shares", [{}, {"loss_share": 0.5, "patches": 0.7, "keys": 2.0}])
 def test_the_largest_pack_is_the_largest(grad, shares):
@@ -173,23 +155,6 @@ def test_the_largest_pack_is_the_largest(grad, shares):
         return model.peak(load, grad=grad)
 
     assert peak(most) <= free < peak(most + 1)
-
-
-def test_kept_layers_meet_the_budget_and_none_more_would():
-    model = memory_model(CONFIG_7B)
-    for memory in (20e9, 60e9, 200e9, 215e9, 400e9):
-        kept, blocks, selective = model.kept_layers(LOAD, int(memory))
-        assert selective == 0
-        assert model.peak(LOAD, kept=kept, kept_blocks=blocks) <= memory
-        if kept < model.layers:
-            assert blocks == 0 and model.peak(LOAD, kept=kept + 1) > memory
-        elif blocks < model.tower.blocks:
-            assert model.peak(LOAD, kept=kept, kept_blocks=blocks + 1) > memory
-    assert (kept, blocks) == (28, 32)
-    with pytest.raises(
-        PlanError, match=r"32259 rows take .* but there are 1,000,000,000. Fix: plan"
-    ):
-        model.kept_layers(LOAD, 10**9)
 
 
 @given(st.integers(0, 28), st.floats(0, 1), st.booleans(), st.sampled_from([CONFIG_7B, HYBRID]))
@@ -222,11 +187,6 @@ def test_selective_layers_meet_the_budget_and_none_more_would(kept, share, less,
         assert (found.layers, found.selective) == (whole, layers - whole)
 
 
-def test_products_are_half_of_a_layer():
-    model = memory_model(CONFIG_7B)
-    assert 0.4 < LOAD.rows * model.layer.products / model.layer.activations(LOAD.rows, 0) < 0.5
-
-
 def test_layers_with_linear_attention_are_those_of_the_config():
     every_fourth = memory_model(HYBRID)
     assert every_fourth.linear_at == tuple(i for i in range(28) if i % 4 != 3)
@@ -245,16 +205,11 @@ def test_short_segments_and_branches_take_room():
     assert largest_pack(CONFIG_7B, free, chunks=1, branches=1) == largest_pack(CONFIG_7B, free)
 
 
-def test_nothing_fits():
-    assert largest_pack(CONFIG_7B, 1000) == 0
-
-
 @pytest.mark.parametrize(
     ("config", "what"),
     [
         (3, "config is of type int"),
         ({"model_type": "llava"}, "of type 'llava'"),
-        ({"model_type": "qwen3_5_moe"}, "of type 'qwen3_5_moe'"),
         (CONFIG_7B | {"model_type": "qwen3_5"}, "has no linear_num_key_heads"),
         # two towers, of which one hears; and a tower of another kind above Qwen3.5's decoder
         (
@@ -266,8 +221,6 @@ def test_nothing_fits():
             "the towers of a 'minicpmv4_6'",
         ),
         (CONFIG_7B | {"num_experts": 8}, "dense"),
-        (CONFIG_7B | {"num_local_experts": 8}, "dense"),
-        (CONFIG_7B | {"model_type": "qwen3_vl_moe_text"}, "dense"),
         ({"model_type": "qwen2_vl", "hidden_size": 64}, "has no intermediate_size"),
         (CONFIG_7B | {"torch_dtype": "int8"}, "dtype is 'int8'"),
     ],

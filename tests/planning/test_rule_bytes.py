@@ -9,7 +9,7 @@ from mmpack.ops.linear_attention import plan_segments, segment_delta_rule, waves
 from mmpack.planning.layer_bytes import Decoder, Net, chunks_of, linear_layer
 
 PLAIN, SHARED = [-1, -1, -1], [-1, 0, 0]
-NETS = [Net(2, 2, 64, 64), Net(2, 8, 32, 64), Net(4, 4, 64, 32)]
+NETS = [Net(2, 8, 32, 64), Net(4, 4, 64, 32)]
 ROWS = 1024
 
 

@@ -5,9 +5,21 @@ import torch
 
 from mmpack.ops.backend import Op, choose
 
+# Each test runs on the plain version, and (marked kernel, in that environment) on Triton's.
+each_backend = pytest.mark.parametrize(
+    "device", ["torch", pytest.param("triton", marks=pytest.mark.kernel)], indirect=True
+)
 
-def device_of_kernels() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+def device_of_kernels(backend: str = "triton") -> torch.device:
+    on_gpu = backend == "triton" and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def running(path: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Force ops to "torch", on the CPU, or to "triton": on a GPU if there is one, else interpreted."""
+    monkeypatch.setenv("MMPACK_BACKEND", path)
+    return torch.device("cpu") if path == "torch" else device_of_kernels()
 
 
 def chosen(op: Op, monkeypatch: pytest.MonkeyPatch) -> torch.device:

@@ -1,6 +1,7 @@
 """The policy loss sample by sample in float64 with autograd's derivatives, read off the papers' formulas."""
 
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,11 +9,42 @@ import torch
 
 import mmpack as mp
 from mmpack.contracts import gradient_fp32_bound, loss_bound
-from mmpack.losses.policy.loss import VARIANTS
+from mmpack.losses.aggregate import Aggregation
+from mmpack.losses.policy.variants import VARIANTS
 
 
 def clipped_exp(x):
     return x.clamp(-20, 20).exp()
+
+
+def ppo(lp, d, a, low, high):
+    return minimum(clipped_exp(d), a, low, high)
+
+
+def gspo(lp, d, a, low, high):
+    return minimum(clipped_exp(d.mean().detach() + lp - lp.detach()), a, low, high)
+
+
+def minimum(ratio, a, low, high):
+    terms = torch.maximum(-ratio * a, -ratio.clamp(1 - low, 1 + high) * a)
+    return terms, ratio, (ratio > 1 + high) & (a > 0) | (ratio < 1 - low) & (a < 0)
+
+
+def cispo(lp, d, a, low, high):
+    ratio = clipped_exp(d).detach()
+    bounded = ratio.clamp(1 - low, 1 + high)
+    return -bounded * a * lp, ratio, bounded != ratio
+
+
+def gmpo(lp, d, a, low, high):
+    within = torch.where(a > 0, d.clamp(max=high), d.clamp(min=-low))
+    # the mean's value, and of each token's logprob the gradient, n times that of the mean
+    ratio = clipped_exp(within.mean().detach() + within - within.detach())
+    return -ratio * a, ratio, within != d
+
+
+# Of one sample: logprobs, log-ratios and advantages [n], and the clip; to the terms, the ratios and what is clipped.
+FORMULAS = {"gspo": gspo, "cispo": cispo, "gmpo": gmpo}
 
 
 def oracle(
@@ -53,25 +85,10 @@ def oracle(
         old, ref, rollout = (None if x is None else x[of] for x in columns)
         old = lp.detach() if old is None else old
         d = lp - old
-        ratio = clipped_exp(d)
-        if kind == "gspo":
-            ratio = clipped_exp(d.mean().detach() + lp - lp.detach())
-        low, high = 1 - clip[0], 1 + clip[1]
-        if kind == "gmpo":
-            within = torch.where(a > 0, d.clamp(max=clip[1]), d.clamp(min=-clip[0]))
-            cut_ratio = within != d
-            # the mean's value, and of each token's logprob the gradient, n times that of the mean
-            ratio = clipped_exp(within.mean().detach() + within - within.detach())
-            terms = -ratio * a
-        elif kind == "cispo":
-            terms = -ratio.detach().clamp(low, high) * a * lp
-            cut_ratio = (ratio < low) | (ratio > high)
-        else:
-            terms = torch.maximum(-ratio * a, -ratio.clamp(low, high) * a)
-            cut_ratio = (ratio > high) & (a > 0) | (ratio < low) & (a < 0)
-            if dual_clip is not None:  # arXiv 1912.09729 eq. 5, of a loss
-                seen["dual"].append(((a < 0) & (terms > -dual_clip * a)).double())
-                terms = torch.where(a < 0, torch.minimum(terms, -dual_clip * a), terms)
+        terms, ratio, cut_ratio = FORMULAS.get(kind, ppo)(lp, d, a, *clip)
+        if dual_clip is not None:  # arXiv 1912.09729 eq. 5, of a loss
+            seen["dual"].append(((a < 0) & (terms > -dual_clip * a)).double())
+            terms = torch.where(a < 0, torch.minimum(terms, -dual_clip * a), terms)
         weights = ratio.detach()
         outside = torch.zeros(length, dtype=torch.bool)
         if correction:
@@ -177,12 +194,7 @@ CASES = {
     **{
         f"{kind} {aggregation}": {"kind": kind, "aggregation": aggregation}
         for kind in ("ppo", "gspo", "cispo")
-        for aggregation in (
-            "sequence_mean_token_mean",
-            "sequence_mean_token_sum",
-            "sequence_mean_token_sum_norm",
-            "token_sum",
-        )
+        for aggregation in get_args(Aggregation)[1:]
     },
     **{
         f"{kind} {correction} {level}": {"kind": kind, "correction": correction, "level": level}

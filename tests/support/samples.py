@@ -307,7 +307,9 @@ def samples(
     seen = [i for i, medium in enumerate(sample.media) if medium.modality != "audio"]
     media_index = st.sampled_from(seen) if seen else st.nothing()
     system = draw(st.sampled_from(COORDINATE_SYSTEMS))
-    place = st.floats(0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 28))
+    place = st.floats(
+        0, {"normalized_1": 1, "normalized_1000": 1000}.get(system, 14)
+    )  # a picture may be one patch
     corner = st.tuples(place, place)
     corners = st.tuples(corner, corner).filter(lambda p: p[0][0] != p[1][0] and p[0][1] != p[1][1])
     boxes = corners.map(

@@ -18,9 +18,14 @@ from mmpack.errors import (
     kind_of,
 )
 from mmpack.losses.advantages import GROUP_ADVANTAGES
-from mmpack.losses.advantages.leave_one_out import leave_one_out
-from mmpack.losses.advantages.pass_at_k import pass_at_k
-from mmpack.losses.advantages.torch import scaled, spread, standardised
+from mmpack.losses.advantages.torch import (
+    leave_one_out,
+    pass_at_k,
+    scaled,
+    spread,
+    standardised,
+)
+from mmpack.losses.samples import check_column, check_finite
 from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
@@ -90,29 +95,32 @@ def group_advantages(
         >>> mp.group_advantages(rewards, groups)
         tensor([ 0.7071, -0.7071,  0.0000,  0.0000])
     """
-    check_name("group_advantages", "kind", kind, get_args(AdvantageKind))
-    check_number("group_advantages", "eps", eps, least=0)
-    _check_options(rewards, kind, weights, k)
+    check_name(WHAT, "kind", kind, get_args(AdvantageKind))
+    check_number(WHAT, "eps", eps, least=0)
+    _check_options(rewards, kind, weights, k, num_tokens)
     columns = dict(rewards) if isinstance(rewards, Mapping) else {"": rewards}
-    for name, column in columns.items():
-        _check_column(f"rewards[{name!r}]" if name else "rewards", column, group_index, num_tokens)
+    named = {f"rewards[{n!r}]" if n else "rewards": column for n, column in columns.items()}
+    check_are_tensors(WHAT, ("num_tokens", "unit_index"), group_index=group_index, **named)
+    size, fix = group_index.numel(), "pass one reward per sample, and the number of its group"
+    check_column(WHAT, "group_index", group_index, size, "integers", group_index, fix)
     reading = check and not torch.compiler.is_compiling()
-    if reading:
-        for name, column in columns.items():
-            check_finite(WHAT, f"rewards[{name!r}]" if name else "rewards", column)
+    for name, column in named.items():
+        check_column(WHAT, name, column, size, "floats", group_index, fix)
+        if reading:
+            check_finite(WHAT, name, column)
     if num_tokens is not None:
-        _check_num_tokens(num_tokens, group_index, kind)
+        fix = "pass the loss tokens of each sample"
+        check_column(WHAT, "num_tokens", num_tokens, size, "integers", group_index, fix)
+        if can_look_at(num_tokens) and bool((num_tokens < 0).any()):
+            raise ArgumentError(f"{WHAT}: num_tokens holds {int(num_tokens.min())}. Fix: {fix}")
     inverse = None
     if unit_index is not None:
-        _check_units(unit_index, group_index)
+        near = group_index.cpu() if unit_index.device.type == "cpu" else group_index
+        fix = "pass the number of each sample's trajectory"
+        check_column(WHAT, "unit_index", unit_index, size, "integers", near, fix)
         first, inverse = (x.to(group_index.device) for x in _first_and_inverse(unit_index))
         if reading:
-            _check_alike(
-                first,
-                inverse,
-                group_index=group_index,
-                **{n or "rewards": c for n, c in columns.items()},
-            )
+            _check_alike(first, inverse, group_index=group_index, **named)
         columns = {name: column[first] for name, column in columns.items()}
         group_index = group_index[first]
         if num_tokens is not None:
@@ -149,71 +157,34 @@ def _computed(
     return advantages
 
 
-def _check_options(rewards: Any, kind: str, weights: Any, k: Any) -> None:
-    """Raise ArgumentError for what only `gdpo` or `pass_at_k` takes, or lacks."""
+def _check_options(rewards: Any, kind: str, weights: Any, k: Any, num_tokens: Any) -> None:
+    """Raise ArgumentError for what only some kinds take, or lack."""
+    if num_tokens is not None and kind not in OVER_THE_BATCH:
+        raise ArgumentError(
+            f"{WHAT}: num_tokens is given, but kind is {kind!r}. Fix: leave it out, or use kind='reinforce_pp'"
+        )
     if isinstance(rewards, Mapping) != (kind == "gdpo") or (kind == "gdpo" and not rewards):
         shown = (
             "an empty dict" if isinstance(rewards, Mapping) and not rewards else kind_of(rewards)
         )
         raise ArgumentError(
-            f"group_advantages: rewards is {shown} and kind is {kind!r}. Fix: pass a dict of name to [B] rewards for "
+            f"{WHAT}: rewards is {shown} and kind is {kind!r}. Fix: pass a dict of name to [B] rewards for "
             "kind='gdpo', one tensor [B] for the others"
         )
     if weights is not None:
         if not isinstance(weights, Mapping) or kind != "gdpo" or weights.keys() != rewards.keys():
             found = list(weights) if isinstance(weights, Mapping) else kind_of(weights)
             raise ArgumentError(
-                f"group_advantages: weights is {found} for kind {kind!r}. "
+                f"{WHAT}: weights is {found} for kind {kind!r}. "
                 "Fix: name each of the rewards, with kind='gdpo'"
             )
         for name, weight in weights.items():
-            check_number("group_advantages", f"weights[{name!r}]", weight)
+            check_number(WHAT, f"weights[{name!r}]", weight)
     if kind == "pass_at_k":
-        check_whole("group_advantages", "k", k, fix="pass how many answers may be tried")
+        check_whole(WHAT, "k", k, fix="pass how many answers may be tried")
     elif k is not None:
         raise ArgumentError(
-            f"group_advantages: k is given, but kind is {kind!r}. Fix: leave it out, or use kind='pass_at_k'"
-        )
-
-
-def _check_column(name: str, rewards: Any, group_index: Any, num_tokens: Any) -> None:
-    check_are_tensors(
-        "group_advantages",
-        ("num_tokens",),
-        **{name: rewards},
-        group_index=group_index,
-        num_tokens=num_tokens,
-    )
-    fits = rewards.ndim == 1 and rewards.shape == group_index.shape
-    if not (fits and rewards.is_floating_point() and _are_integers(group_index)):
-        fix = "pass one reward per sample, and the number of its group"
-        if fits:  # only a dtype is wrong
-            fix = (
-                f"pass {name}.float()" if _are_integers(group_index) else "pass group_index.long()"
-            )
-        raise ArgumentError(
-            f"group_advantages: {name} has shape {list(rewards.shape)} and dtype {rewards.dtype}, group_index "
-            f"{list(group_index.shape)} and {group_index.dtype}, expected [B] floats and [B] integers. "
-            f"Fix: {fix}"
-        )
-    if rewards.device != group_index.device:
-        raise ArgumentError(
-            f"group_advantages: {name} are on {rewards.device}, group_index on {group_index.device}. "
-            "Fix: move both to one device"
-        )
-
-
-def _check_units(unit_index: Any, group_index: Tensor) -> None:
-    check_are_tensors("group_advantages", unit_index=unit_index)
-    if unit_index.shape != group_index.shape or not _are_integers(unit_index):
-        raise ArgumentError(
-            f"group_advantages: unit_index has shape {list(unit_index.shape)} and dtype {unit_index.dtype}, expected "
-            f"{list(group_index.shape)} integers. Fix: pass the number of each sample's trajectory"
-        )
-    if unit_index.device not in (group_index.device, torch.device("cpu")):
-        raise ArgumentError(
-            f"group_advantages: unit_index is on {unit_index.device}, group_index on {group_index.device}. "
-            "Fix: move both to one device"
+            f"{WHAT}: k is given, but kind is {kind!r}. Fix: leave it out, or use kind='pass_at_k'"
         )
 
 
@@ -237,7 +208,7 @@ def _check_alike(first: Tensor, inverse: Tensor, **columns: Tensor) -> None:
             b = int(other[0])
             a = int(first[inverse[b]])
             raise ArgumentError(
-                f"group_advantages: {name}[{a}] is {column[a].item()} and {name}[{b}] is {column[b].item()}, "
+                f"{WHAT}: {name}[{a}] is {column[a].item()} and {name}[{b}] is {column[b].item()}, "
                 "but both are of one unit. "
                 f"Fix: give samples of one unit one {name.replace('rewards', 'reward')}, or leave unit_index out"
             )
@@ -251,51 +222,12 @@ def _summable(rewards: Tensor) -> Tensor:
     return shifted - (shifted - rewards)
 
 
-def _check_num_tokens(num_tokens: Tensor, group_index: Tensor, kind: str) -> None:
-    if kind not in OVER_THE_BATCH:
-        raise ArgumentError(
-            f"group_advantages: num_tokens is given, but kind is {kind!r}, which reads no tokens. "
-            "Fix: leave it out, or use kind='reinforce_pp'"
-        )
-    fits = num_tokens.shape == group_index.shape and num_tokens.device == group_index.device
-    if not (fits and _are_integers(num_tokens)):
-        raise ArgumentError(
-            f"group_advantages: num_tokens has shape {list(num_tokens.shape)} and dtype {num_tokens.dtype} on "
-            f"{num_tokens.device}, expected {list(group_index.shape)} integers on {group_index.device}. "
-            "Fix: pass the loss tokens of each sample"
-        )
-    if can_look_at(num_tokens) and bool((num_tokens < 0).any()):
-        raise ArgumentError(
-            f"group_advantages: num_tokens holds {int(num_tokens.min())}. Fix: pass 0 or more of each sample"
-        )
-
-
-def _are_integers(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-
-
-def check_finite(what: str, name: str, rewards: Tensor) -> None:
-    """Raise ArgumentError for rewards that are not finite in float32. Waits for a GPU."""
-    if rewards.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise ArgumentError(
-            f"{what}: the rewards can't be read while a CUDA graph is captured. Fix: pass check=False"
-        )
-    values = rewards.detach().cpu()
-    bad = (~values.float().isfinite()).nonzero()[:, 0].tolist()
-    if bad:
-        named = ", ".join(f"{name}[{i}] is {float(values[i])}" for i in bad[:3])
-        raise ArgumentError(
-            f"{what}: {named} ({len(bad)} of {len(values)} are not finite in float32), which turns the group's "
-            "advantages into NaN or 0. Fix: leave those samples out, or score them again"
-        )
-
-
 def _warn_alone(group_index: Tensor, kind: str) -> None:
     """Warn where each sample is the only one of its group, and gets 0 for it."""
     count = len(group_index)
     if count > 0 and kind != "reinforce_pp" and len(group_index.unique()) == count:
         warnings.warn(
-            f"group_advantages: each of {count} samples is alone in its group, so every advantage is 0 and "
+            f"{WHAT}: each of {count} samples is alone in its group, so every advantage is 0 and "
             "nothing is learned. Fix: give samples of one prompt one group_id, or use kind='reinforce_pp'",
             GroupWarning,
             stacklevel=3,

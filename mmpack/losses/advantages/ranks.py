@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributed
 
 from mmpack.errors import ArgumentError, kind_of
+from mmpack.losses.samples import check_column
 from mmpack.ops.inputs import check_are_tensors
 
 
@@ -43,12 +44,9 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
             "gather_rewards: no columns were passed. Fix: pass the rewards and group_index"
         )
     own = columns[0]
+    fix = "pass one value per sample in each"
     for name, column in names.items():
-        if column.ndim != 1 or len(column) != len(own) or column.device != own.device:
-            raise ArgumentError(
-                f"gather_rewards: {name} has shape {list(column.shape)} on {column.device}, columns[0] "
-                f"{list(own.shape)} on {own.device}. Fix: pass one value per sample in each, on one device"
-            )
+        check_column("gather_rewards", name, column, own.numel(), "values", own, fix)
     if not (distributed.is_available() and distributed.is_initialized()):
         return (*(column.detach() for column in columns), slice(0, len(own)))
     ranks = distributed.get_world_size(process_group)

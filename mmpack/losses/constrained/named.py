@@ -15,7 +15,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.losses.advantages.group import AdvantageKind, group_advantages
 from mmpack.losses.rewards.columns import columns_by_name, names_of
-from mmpack.losses.samples import check_columns
+from mmpack.losses.samples import check_column, check_columns, check_finite
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 from mmpack.ops.segments import segment_sum
 from mmpack.schema.sample import Sample, as_samples
@@ -213,12 +213,8 @@ class _Scores(Named, Generic[Advantages]):
         _check_callable(what, estimate)
         made = {name: estimate(name, value) for name, value in self._values.items()}
         for name, found in made.items():
-            check_are_tensors(what, **{f"estimate({name!r})": found})
-            if found.shape != self.shape:
-                raise ArgumentError(
-                    f"{what}: estimate({name!r}) returned shape {list(found.shape)} for {list(self.shape)}. "
-                    "Fix: return one advantage for each number"
-                )
+            fix = "return one advantage for each number"
+            check_column(what, f"estimate({name!r})", found, *self.shape, "values", found, fix)
         return self._advantages(made, self._per)
 
 
@@ -259,27 +255,15 @@ def _check_values(what: str, values: Mapping[str, Tensor]) -> None:
         raise ArgumentError(
             f"{what}: values are {shown}, expected tensors by name. Fix: pass {{'name': tensor}}"
         )
-    first: Tensor | None = None
+    first = next(iter(values.values()))
     for name, value in values.items():
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"{what}: a name is {name!r}. Fix: name each tensor by a str")
         check_are_tensors(what, **{name: value})
-        first = value if first is None else first
-        if value.ndim != 1 or not value.is_floating_point() or value.dtype.itemsize < 2:
-            raise ArgumentError(
-                f"{what}: {name!r} has shape {list(value.shape)} and dtype {value.dtype}, expected floats [B] or [N]. "
-                "Fix: pass one number per sample or loss token"
-            )
-        if value.shape != first.shape or value.device != first.device:
-            raise ArgumentError(
-                f"{what}: {name!r} is {list(value.shape)} on {value.device}, the first is {list(first.shape)} on "
-                f"{first.device}. Fix: pass tensors of one batch, on one device"
-            )
-        if can_look_at(value) and not bool(value.isfinite().all()):
-            at = int((~value.isfinite()).nonzero()[0, 0])
-            raise ArgumentError(
-                f"{what}: {name!r} is {float(value[at])} at {at}. Fix: leave the sample out, or score it again"
-            )
+        fix = "pass one number per sample or loss token, of one batch"
+        check_column(what, name, value, first.numel(), "floats", first, fix)
+        if can_look_at(value):
+            check_finite(what, name, value)
 
 
 def _check_callable(what: str, given: Any) -> None:

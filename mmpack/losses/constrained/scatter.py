@@ -12,6 +12,7 @@ from mmpack.losses.constrained.named import Costs
 from mmpack.losses.rewards.columns import names_of
 from mmpack.losses.rewards.scatter import LossBatch
 from mmpack.losses.rewards.scores import At, scatter_scores
+from mmpack.losses.samples import check_batch
 from mmpack.schema.spans import Cost
 
 
@@ -49,11 +50,7 @@ def scatter_costs(
         >>> mp.scatter_costs(mp.pack([sample])).mean()
         {'harm': 0.5}
     """
-    if not hasattr(batch, "cu_loss"):
-        raise ArgumentError(
-            f"scatter_costs: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
-            "Fix: pass what mp.pack or mp.pad returned"
-        )
+    check_batch("scatter_costs", batch)
     if isinstance(costs, Costs):
         if costs.per != "sample" or costs.shape != (len(batch.sample_ids),):
             raise ArgumentError(

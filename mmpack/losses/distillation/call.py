@@ -1,11 +1,15 @@
-"""One call of the divergence as two records: the tensors that it reads, and what it does with them."""
+"""One call of the divergence as two records: the tensors that it reads, and what it does with them. How much teachers
+count."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from mmpack.losses.samples import check_weights
 from mmpack.ops.segments import entry_segments
 
 Kind = Literal["forward_kl", "reverse_kl", "jsd"]
@@ -38,3 +42,17 @@ class Options(NamedTuple):
     tail: Tail
     beta: float  # of jsd
     least: float  # logprobs below count as this; -infinity: none do
+
+
+def weights_of(what: str, teachers: Mapping[str, Any], weights: Any) -> dict[str, float]:
+    """The weight of each teacher; 1 where there are no weights."""
+    if weights is None:
+        return dict.fromkeys(teachers, 1.0)
+    check_weights(what, weights, teachers, least=0)
+    return {name: float(weights[name]) for name in teachers}
+
+
+def weighed(values: Tensor, weight: Tensor | float) -> Tensor:
+    """weight · values; 0 where the weight is 0, whatever the value is."""
+    factor = weight if isinstance(weight, Tensor) else values.new_full((), weight)
+    return torch.where(factor == 0, 0.0, values * factor)

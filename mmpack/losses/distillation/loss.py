@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.losses.aggregate import Aggregation, Total, aggregate
-from mmpack.losses.distillation.call import Kind, Tail
+from mmpack.losses.distillation.call import Kind, Tail, weighed, weights_of
 from mmpack.losses.distillation.divergence import (
     check_options,
     check_policy,
@@ -19,7 +19,6 @@ from mmpack.losses.distillation.divergence import (
     cut,
     measured,
 )
-from mmpack.losses.distillation.weights import weighed, weights_of
 from mmpack.losses.samples import check_columns
 from mmpack.ops.logprobs.support import ScoredSupport
 

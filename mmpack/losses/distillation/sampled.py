@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.losses.distillation.call import weighed, weights_of
 from mmpack.losses.distillation.divergence import check_teacher
-from mmpack.losses.distillation.weights import weighed, weights_of
-from mmpack.ops.inputs import can_look_at, check_tensors
-from mmpack.ops.logprobs.arguments import check_index
+from mmpack.losses.samples import check_column
+from mmpack.ops.inputs import can_look_at, check_index, check_tensors
 from mmpack.ops.logprobs.listed import tokens_of
 from mmpack.ops.logprobs.support import ScoredSupport
 from mmpack.ops.segments import segment_sum
@@ -47,7 +47,7 @@ def teacher_logprobs(
     check_index(what, "targets", targets, MOST_IDS)
     _check_teacher(what, "teacher", teacher, targets)
     if otherwise is not None:
-        _check_column(what, "otherwise", otherwise, targets)
+        check_column(what, "otherwise", otherwise, len(targets), "floats", targets)
     found, said = _of_targets(what, "teacher", teacher, targets)
     rest = torch.nan if otherwise is None else otherwise.detach().float()
     return torch.where(said, found, rest)
@@ -88,7 +88,7 @@ def teacher_advantages(
     what = "teacher_advantages"
     check_tensors(what, (), logprobs=logprobs, targets=targets)
     check_index(what, "targets", targets, MOST_IDS)
-    _check_column(what, "logprobs", logprobs, targets)
+    check_column(what, "logprobs", logprobs, len(targets), "floats", targets)
     if not isinstance(teachers, Mapping):
         raise ArgumentError(
             f"{what}: teachers is {kind_of(teachers)}, expected a mapping by teacher. Fix: pass batch.teachers"
@@ -115,15 +115,6 @@ def _check_teacher(what: str, where: str, teacher: Any, targets: Tensor) -> None
         raise ArgumentError(
             f"{what}: {where} has {len(teacher)} lists for {len(targets)} targets. "
             f"Fix: pass one list per loss token, an empty one where the teacher scored nothing"
-        )
-
-
-def _check_column(what: str, name: str, column: Tensor, targets: Tensor) -> None:
-    floats = column.is_floating_point() and column.dtype.itemsize > 1
-    if column.shape != targets.shape or not floats:
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(column.shape)} and dtype {column.dtype}, expected {list(targets.shape)} "
-            f"floats, one per loss token. Fix: pass the columns of this batch"
         )
 
 

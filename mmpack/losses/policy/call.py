@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
     scale: float
     sample_mean: bool
-    surrogate: str  # of the kind, by its name in torch.py
+    surrogate: str  # of the kind: the name of its function in variants.py
     ratio_low: float  # of the ratio, or of its logarithm
     ratio_high: float
     dual_clip: float  # infinite: none

@@ -1,6 +1,7 @@
 """The policy loss over compact loss tokens: logprobs [N], samples cut by cu_loss [B+1]; sums and terms in float64.
 
-One launch forward and one backward on a GPU, nothing waits for it.
+The op mmpack::policy_loss computes the derivatives with the loss, so the backward is one product: one launch forward
+and one backward on a GPU, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,53 +21,20 @@ from mmpack.losses.correction import (
     Correction,
     CorrectionLevel,
     check_correction,
-    check_correction_options,
 )
 from mmpack.losses.kl import KLKind, check_kl_kind
-from mmpack.losses.policy.autograd import PolicyLossFunction
-from mmpack.losses.policy.call import METRICS, Columns, Options
+from mmpack.losses.policy import POLICY_LOSS
+from mmpack.losses.policy.call import METRICS, Columns, Options, outputs_of
+from mmpack.losses.policy.variants import VARIANTS, Kind
 from mmpack.losses.samples import check_columns
 from mmpack.notebook import Drawn
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors
 
 WHAT = "policy_loss"
 Per = Literal["sample", "token"]
 _UNITS = {"sample": "sample", "token": "loss token"}
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
-Kind = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "ppo", "gmpo"]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a kind decides."""
-
-    clip: tuple[float, float]  # clip_low, clip_high
-    surrogate: str = "clip"  # of torch.py and of the kernel
-    no_dual_clip: str = ""  # why, and what to do instead
-    of_log: bool = False  # the clip bounds the ratio's logarithm: [-clip_low, clip_high]
-    per_sample: bool = False  # advantages are of samples only
-
-
-VARIANTS: dict[str, Variant] = {
-    "grpo": Variant((0.2, 0.2)),
-    "dapo": Variant((0.2, 0.28)),  # arXiv 2503.14476 section 4.1
-    "dr_grpo": Variant((0.2, 0.2)),
-    "gspo": Variant((3e-4, 4e-4), "gspo"),  # arXiv 2507.18071 section 5.1; of the sequence's ratio
-    "cispo": Variant(
-        # No lower bound, arXiv 2506.13585 section 3.1; weights up to 5, as TRL recommends for arXiv 2510.13786.
-        (1.0, 4.0),
-        "cispo",
-        no_dual_clip="has no minimum to bound. Fix: leave it out; clip_high bounds the weight",
-    ),
-    "ppo": Variant((0.2, 0.2)),
-    "gmpo": Variant(
-        (0.4, 0.4),  # arXiv 2507.20673 section 4.1
-        "gmpo",
-        no_dual_clip="bounds a sample's ratio, not a token's. Fix: leave it out",
-        of_log=True,
-        per_sample=True,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -192,17 +160,25 @@ def policy_loss(
         check_number(WHAT, option, number, least=0)
     check_number(WHAT, "entropy_coef", entropy_coef)
     check_kl_kind(kl_kind)
-    check_correction_options(correction_level, correction_low, correction_high)
-    if correction is not None:
-        check_correction(correction, correction_level, correction_low, correction_high)
-    _check_read(
-        ref_logprobs, kl_kind, correction, correction_level, correction_low, correction_high
+    check_correction(correction, correction_level, correction_low, correction_high)
+    _check_numbers({"advantages": advantages, **given})
+    _check_needed(
+        {**given, "correction": correction},
+        ("kl_coef", kl_coef, 0, "ref_logprobs"),
+        ("kl_kind", kl_kind, "k3", "ref_logprobs"),
+        ("entropy_coef", entropy_coef, 0, "entropy"),
+        ("correction", correction, None, "rollout_logprobs"),
+        ("correction_level", correction_level, "token", "correction"),
+        ("correction_low", correction_low, 0, "correction"),
+        ("correction_high", correction_high, 2, "correction"),
     )
-    constants = {
-        name: column for name, column in given.items() if name not in ("logprobs", "entropy")
-    }
-    _check_numbers({"advantages": advantages, **constants})
-    _check_needed(given, kl_coef, entropy_coef, correction)
+    if rollout_logprobs is not None and correction is None and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
+            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
+            LossWarning,
+            stacklevel=callers_level(),
+        )
     total, factor = denominator(
         aggregation, count, num_samples, total_tokens, total_samples, max_tokens
     )
@@ -226,7 +202,7 @@ def policy_loss(
     options = Options(
         scale,
         aggregation == SAMPLE_MEAN,
-        VARIANTS[kind].surrogate,
+        VARIANTS[kind].surrogate.__name__,
         low,
         high,
         math.inf if dual_clip is None else dual_clip,
@@ -290,10 +266,10 @@ def _clip(
             check_number(WHAT, option, bound, least=0, finite=False)
     if dual_clip is not None:
         check_number(WHAT, "dual_clip", dual_clip, above=1, fix="pass c > 1, or None for none")
-        if VARIANTS[kind].no_dual_clip:
-            raise ArgumentError(
-                f"{WHAT}: dual_clip is {dual_clip}, but {kind} {VARIANTS[kind].no_dual_clip}"
-            )
+    given = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    for option, why in VARIANTS[kind].refuses.items():
+        if given[option] is not None:
+            raise ArgumentError(f"{WHAT}: {option} is {given[option]}, but {kind} {why}")
     low, high = VARIANTS[kind].clip
     low, high = low if clip_low is None else clip_low, high if clip_high is None else clip_high
     return (-low, high) if VARIANTS[kind].of_log else (1 - low, 1 + high)
@@ -302,7 +278,7 @@ def _clip(
 def _check_numbers(given: Mapping[str, Tensor | None]) -> None:
     """Raise ArgumentError for NaN, and infinite advantages, where looking doesn't wait for a GPU."""
     for name, column in given.items():
-        if column is None or not can_look_at(column):
+        if name in ("logprobs", "entropy") or column is None or not can_look_at(column):
             continue
         bad = ~column.isfinite() if name == "advantages" else column.isnan()
         if bool(bad.any()):
@@ -313,47 +289,59 @@ def _check_numbers(given: Mapping[str, Tensor | None]) -> None:
             )
 
 
-def _check_read(
-    ref_logprobs: Tensor | None, kl_kind: str, correction: Correction | None, *options: object
-) -> None:
-    """Raise ArgumentError for options of terms that are not there."""
-    if ref_logprobs is None and kl_kind != "k3":
-        raise ArgumentError(
-            f"{WHAT}: kl_kind is {kl_kind!r}, but ref_logprobs is None. Fix: pass ref_logprobs [N], or leave it out"
-        )
-    if correction is None and options != ("token", 0.0, 2.0):
-        raise ArgumentError(
-            f"{WHAT}: correction_level, correction_low and correction_high are {options}, but correction is None. "
-            "Fix: pass correction='tis' or 'mis', or leave them out"
-        )
-
-
-def _check_needed(
-    given: Mapping[str, Tensor | None],
-    kl_coef: float,
-    entropy_coef: float,
-    correction: Correction | None,
-) -> None:
-    """Raise ArgumentError where a term is asked for and the column that it reads is not there."""
-    for option, value, needs in (
-        ("kl_coef", kl_coef, "ref_logprobs"),
-        ("entropy_coef", entropy_coef, "entropy"),
-        ("correction", correction, "rollout_logprobs"),
-    ):
-        if value and given[needs] is None:
+def _check_needed(given: Mapping[str, Any], *options: tuple[str, Any, Any, str]) -> None:
+    """Raise ArgumentError for an option (name, value, default) of a term whose input is not there."""
+    for option, value, default, needs in options:
+        if value != default and given[needs] is None:
             raise ArgumentError(
-                f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs} [N], one per loss token"
+                f"{WHAT}: {option} is {value!r}, but {needs} is None. Fix: pass {needs}, or leave {option} out"
             )
-    unread = correction is None and given["rollout_logprobs"] is not None
-    if unread and not torch.compiler.is_compiling():
-        warnings.warn(
-            f"{WHAT}: rollout_logprobs are given, correction is None, so they are not read and the gap between "
-            "engine and trainer stays in the gradient. Fix: pass correction='tis', or leave them out",
-            LossWarning,
-            stacklevel=callers_level(),
-        )
 
 
 def _constant(column: MaybeTensor) -> MaybeTensor:
     """Without its graph, so that a loss that reaches no logprob requires no gradient."""
     return column.detach() if column is not None and column.requires_grad else column
+
+
+class PolicyLossFunction(torch.autograd.Function):
+    """(loss, metrics) from the Columns, one by one, and the Options; with gradients to logprobs and entropy."""
+
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
+        *columns, options = call
+        loss, metrics, derivatives = policy_loss_op(*columns, *options)
+        ctx.save_for_backward(derivatives)
+        ctx.dtypes = [None if x is None else x.dtype for x in columns[:2]]
+        ctx.mark_non_differentiable(metrics)
+        ctx.set_materialize_grads(False)  # no launch for the zeros of metrics
+        return loss, metrics
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise ArgumentError(
+                "policy_loss: create_graph=True asks for a second derivative, which it does not have. "
+                "Fix: leave create_graph out"
+            )
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        for i, product in enumerate((ctx.saved_tensors[0] * grad).unbind()):
+            if ctx.needs_input_grad[i]:
+                grads[i] = product.to(ctx.dtypes[i])
+        return tuple(grads)
+
+
+def _fake(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    logprobs, outputs = columns.logprobs, outputs_of(options)
+    dtype = torch.promote_types(logprobs.dtype, torch.float32)
+    return (
+        logprobs.new_empty((), dtype=torch.float32),
+        logprobs.new_empty(len(METRICS), dtype=torch.float32),
+        logprobs.new_empty((outputs, len(logprobs)), dtype=dtype),
+    )
+
+
+# Returns the loss [], METRICS [10], and the derivatives of the loss: [1, N] to logprobs, with an entropy_coef [2, N] to
+# logprobs and entropy. Loss and metrics are float32; derivatives too, or float64 where logprobs are.
+policy_loss_op = define_op("policy_loss", by_backend(POLICY_LOSS, "policy_loss"), _fake)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmpack.losses.kl import LOG_RATIO_BOUND as BOUND
 from mmpack.losses.policy.call import Columns, Options, outputs_of
+from mmpack.losses.policy.variants import SURROGATES
 from mmpack.ops.tickets import take
 
 BLOCK = 256
@@ -256,9 +257,8 @@ def policy_loss(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Ten
     """Loss [], METRICS [10] and the derivatives [1 or 2, N] of mmpack::policy_loss."""
     logprobs, count, num_samples = columns.logprobs, len(columns.logprobs), len(columns.cu_loss) - 1
     corrected = options.correction is not None
-    whole = options.surrogate in ("gspo", "gmpo") or (
-        corrected and options.correction_level != "token"
-    )
+    whole = SURROGATES[options.surrogate].of_sample
+    whole = whole or (corrected and options.correction_level != "token")
     parts = parts_of(count, num_samples, whole)
     programs = max(num_samples * parts, 1)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)

@@ -1,5 +1,6 @@
 """`scatter_scores`: named scores of samples, turns, regions and spans to loss tokens, [N] float32, in one launch.
 
+The ops are mmpack::scatter_rewards (numbers [B] of samples) and mmpack::scatter_scores (a table of all scores).
 Where a score lands is decided on the host. So is its amount, but for numbers [B] that lie on a GPU: those are not read.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
+from mmpack.losses.rewards import SCATTER_REWARDS, SCATTER_SCORES
 from mmpack.losses.rewards.placing import (
     ALL,
     LAST,
@@ -30,8 +32,10 @@ from mmpack.losses.rewards.placing import (
     scoped,
     table_of,
 )
-from mmpack.losses.rewards.scatter_op import scatter_op, table_op
+from mmpack.losses.samples import check_batch, check_weights
+from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.records import Size
 from mmpack.packing.places import LossPlaces
 from mmpack.schema.spans import Score
 
@@ -55,13 +59,10 @@ def scatter_scores(
     Args: what: the function that errors name. scores: each B lists of `of`, [B] numbers, or a dict of name to [B]
     numbers. of: the type of a score, with `name`, `scope` and `value`. name: what bare numbers are called.
     """
-    if not hasattr(batch, "cu_loss"):
-        raise ArgumentError(
-            f"{what}: batch is {kind_of(batch)}, expected a PackedBatch or PaddedBatch. "
-            "Fix: pass what mp.pack or mp.pad returned"
-        )
+    check_batch(what, batch)
     _check_places(what, at)
-    _check_weights(what, weights)
+    if weights is not None:
+        check_weights(what, weights)
     given = _collect(what, batch, scores, of, name, weights)
     _check_named(what, "weights", weights, given.names)
     if isinstance(at, Mapping):
@@ -80,61 +81,18 @@ def scatter_scores(
 
 @dataclass
 class _Given:
-    """All scores, in the order in which they add up: those of the host, then numbers on a GPU."""
+    """All scores, in the order in which they add up: those of the host, by column; then numbers on a GPU."""
 
-    sample: list[int] = field(default_factory=list)
-    name: list[str] = field(default_factory=list)
-    scope: list[Any] = field(default_factory=list)
-    value: list[Any] = field(default_factory=list)
-    on_device: list[tuple[str, Tensor]] = field(default_factory=list)  # (name, [B])
-    names: set[str] = field(default_factory=set)  # of all, those that `weights` leave out too
+    sample: list[int]
+    name: list[str]
+    scope: list[Any]
+    value: list[float]
+    on_device: list[tuple[str, Tensor]]  # (name, [B])
+    names: set[str]  # of all, those that `weights` leave out too
 
     @property
     def count(self) -> int:
         return len(self.value)
-
-    def add(self, sample: int, scores: Sequence[Any]) -> None:
-        """Scores of a sample, by column: nothing is looked at one by one where thousands are given."""
-        self.sample += [sample] * len(scores)
-        self.name += [score.name for score in scores]
-        self.scope += [score.scope for score in scores]
-        self.value += [score.value for score in scores]
-
-    def add_numbers(self, name: str, numbers: Sequence[Any], first: int = 0) -> None:
-        self.sample += range(first, first + len(numbers))
-        self.name += [name] * len(numbers)
-        self.scope += ["sequence"] * len(numbers)
-        self.value += numbers
-
-    def check_names(self, what: str) -> None:
-        names = [*self.name, *(name for name, _ in self.on_device)]
-        if set(map(type, names)) <= {str}:
-            return
-        odd = [name for name in names if not isinstance(name, str)]
-        if odd:
-            raise ArgumentError(
-                f"{what}: the name of a score is {kind_of(odd[0])}, expected a str. Fix: name it by a str"
-            )
-
-    def leave_out(self, weights: Mapping[str, float] | None) -> None:
-        """Keep names of all; of the scores those that `weights` name."""
-        self.names = {*self.name, *(name for name, _ in self.on_device)}
-        if weights is None or self.names <= weights.keys():
-            return
-        kept = [k for k, name in enumerate(self.name) if name in weights]
-        for column in ("sample", "name", "scope", "value"):
-            values = getattr(self, column)
-            setattr(self, column, [values[k] for k in kept])
-        self.on_device = [(name, x) for name, x in self.on_device if name in weights]
-
-    def check_values(self, what: str, batch: Any) -> None:
-        """Raise ArgumentError for a value that is no finite number; then they are floats."""
-        if set(map(type, self.value)) <= {float} and np.isfinite(self.value).all():
-            return
-        fix = "pass a finite number, or leave the score out"
-        for sample, name, value in zip(self.sample, self.name, self.value, strict=True):
-            check_number(what, f"{name!r} of sample {batch.sample_ids[sample]!r}", value, fix=fix)
-        self.value = [float(value) for value in self.value]
 
 
 def _collect(
@@ -145,7 +103,9 @@ def _collect(
     name: str,
     weights: Mapping[str, float] | None,
 ) -> _Given:
-    given = _Given()
+    """The scores that `weights` name, or all. Raises ArgumentError for what is none, and for values of these."""
+    rows: list[tuple[int, Any, Any, Any]] = []  # sample, name, scope, value: a batch has thousands
+    on_device: list[tuple[str, Tensor]] = []
     size = len(batch.sample_ids)
     for source in scores:
         named = source if isinstance(source, Mapping) else {name: source}
@@ -155,29 +115,40 @@ def _collect(
             if isinstance(column, Tensor):
                 if batch.cu_loss.is_cuda:
                     if size:
-                        given.on_device.append((own, column.detach()))
+                        on_device.append((own, column.detach()))
                     continue
                 column = column.detach().cpu().double().numpy()
             if isinstance(column, np.ndarray) and column.dtype.kind in "iuf":
-                given.add_numbers(own, column.tolist())
+                rows += [(b, own, "sequence", x) for b, x in enumerate(column.tolist())]
                 continue
             for b, item in enumerate(column):
-                if type(item) is list and all(type(score) is of for score in item):
-                    given.add(b, item)
-                    continue
                 if isinstance(item, Tensor) and item.ndim == 0 and not item.is_complex():
                     item = item.item()
                 if isinstance(item, Real):
-                    given.add_numbers(own, [_float(item)], first=b)
+                    rows.append((b, own, "sequence", _float(item)))
                 else:
-                    given.add(b, _scores(what, b, item, of))
-    given.check_names(what)
-    given.leave_out(weights)
-    given.check_values(what, batch)
-    return given
+                    rows += [(b, s.name, s.scope, s.value) for s in _scores(what, b, item, of)]
+    for own in (*(row[1] for row in rows), *(own for own, _ in on_device)):
+        if not isinstance(own, str):
+            raise ArgumentError(
+                f"{what}: the name of a score is {kind_of(own)}, expected a str. Fix: name it by a str"
+            )
+    names = {*(row[1] for row in rows), *(own for own, _ in on_device)}
+    if weights is not None and not names <= weights.keys():
+        rows = [row for row in rows if row[1] in weights]
+        on_device = [(own, x) for own, x in on_device if own in weights]
+    columns: list[list[Any]] = list(map(list, zip(*rows, strict=True))) or [[] for _ in range(4)]
+    if set(map(type, columns[3])) - {float} or not np.isfinite(columns[3]).all():
+        fix = "pass a finite number, or leave the score out"
+        for b, own, _, value in rows:
+            check_number(what, f"{own!r} of sample {batch.sample_ids[b]!r}", value, fix=fix)
+        columns[3] = list(map(float, columns[3]))
+    return _Given(*columns, on_device, names)
 
 
 def _scores(what: str, sample: int, item: Any, of: type) -> list[Any]:
+    if type(item) is list and all(type(score) is of for score in item):
+        return item
     listed = isinstance(item, Iterable) and not isinstance(item, Tensor)
     scores = list(item) if listed else [item]
     if isinstance(item, str) or not all(isinstance(score, of) for score in scores):
@@ -359,18 +330,6 @@ def _check_places(what: str, at: Any) -> None:
         check_name(what, f"at[{name!r}]", place, get_args(At))
 
 
-def _check_weights(what: str, weights: Any) -> None:
-    if weights is None:
-        return
-    if not isinstance(weights, Mapping):
-        raise ArgumentError(
-            f"{what}: weights is {kind_of(weights)}, expected a dict. "
-            "Fix: pass the names of scores and their factors"
-        )
-    for name, weight in weights.items():
-        check_number(what, f"weights[{name!r}]", weight)
-
-
 def _check_named(what: str, option: str, named: Mapping[str, Any] | None, there: set[str]) -> None:
     """A name that no score bears may be misspelt, where there are scores without a name in `named`."""
     if named is None:
@@ -384,10 +343,8 @@ def _check_named(what: str, option: str, named: Mapping[str, Any] | None, there:
         )
     if missing and left_out:
         zero = ", with the factor 0 for those to leave out" if option == "weights" else ""
-        verb = "name" if option == "weights" else "names"
-        leave = "leave" if option == "weights" else "leaves"
         raise ArgumentError(
-            f"{what}: {option} {verb} {missing[0]!r}, which no score of the batch has, and {leave} out "
+            f"{what}: {option} names {missing[0]!r}, which no score of the batch has, and not "
             f"{', '.join(map(repr, left_out))}. Fix: name scores as they are{zero}"
         )
 
@@ -412,3 +369,26 @@ def _check_column(what: str, word: str, column: Any, num_samples: int) -> None:
             f"{what}: {word} is {found} for {num_samples} samples, expected one per sample. "
             f"Fix: pass [B] numbers or B lists of Score"
         )
+
+
+def _fake(rewards: Tensor, cu_loss: Tensor, count: Size, weight: float, at: str) -> Tensor:
+    return cu_loss.new_empty(count, dtype=torch.float32)
+
+
+scatter_op = define_op("scatter_rewards", by_backend(SCATTER_REWARDS, "scatter_rewards"), _fake)
+
+
+def _fake_table(
+    values: Tensor,
+    index: Tensor,
+    factors: Tensor | None,
+    offsets: Tensor,
+    edges: Tensor,
+    count: Size,
+    most: int,
+) -> Tensor:
+    return values.new_empty(count, dtype=torch.float32)
+
+
+# values [K] float64; index, factors [terms] (None: 1); offsets, edges [pieces+1] int64; most: terms of one piece.
+table_op = define_op("scatter_scores", by_backend(SCATTER_SCORES, "scatter_scores"), _fake_table)

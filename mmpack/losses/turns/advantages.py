@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name, check_number
-from mmpack.losses.advantages.group import WithinGroup, check_finite, group_advantages
-from mmpack.losses.returns.scan_op import scan_op
-from mmpack.losses.samples import check_columns
-from mmpack.ops.inputs import check_are_tensors
+from mmpack.losses.advantages.group import WithinGroup, group_advantages
+from mmpack.losses.returns.returns import scan_op
+from mmpack.losses.samples import check_column, check_columns, check_finite
 from mmpack.ops.segments import segment_ids, segment_sum
 
 Method = Literal["trajectory", "returns", "process", "gigpo"]
@@ -63,15 +62,16 @@ def turn_advantages(
     for name, number in (("gamma", gamma), ("omega", omega)):
         check_number(what, name, number, least=0, most=1 if name == "gamma" else None)
     check_columns(what, cu_turns, {"rewards": rewards}, offsets="cu_turns")
-    check_are_tensors(what, ("anchor",), group_index=group_index, anchor=anchor)
-    _check_index(what, "group_index", group_index, len(cu_turns) - 1, "trajectory", cu_turns)
+    size, fix = len(cu_turns) - 1, "pass one number per trajectory"
+    check_column(what, "group_index", group_index, size, "integers", cu_turns, fix)
     if (anchor is None) == (method == "gigpo"):
         raise ArgumentError(
             f"{what}: anchor is {'None' if anchor is None else 'given'} and method is {method!r}. "
             "Fix: pass each turn's state with method='gigpo', and only with it"
         )
     if anchor is not None:
-        _check_index(what, "anchor", anchor, len(rewards), "turn", cu_turns)
+        fix = "pass one number per turn"
+        check_column(what, "anchor", anchor, len(rewards), "integers", cu_turns, fix)
     rewards = rewards.detach()
     if check and not torch.compiler.is_compiling():
         check_finite(what, "rewards", rewards)
@@ -104,14 +104,3 @@ def _paired(a: Tensor, b: Tensor) -> Tensor:
     begins = torch.ones_like(order)
     begins[1:] = ((a[1:] != a[:-1]) | (b[1:] != b[:-1])).long()
     return torch.empty_like(order).index_copy_(0, order, begins.cumsum(0))
-
-
-def _check_index(
-    what: str, name: str, index: Tensor, count: int, thing: str, cu_turns: Tensor
-) -> None:
-    whole = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
-    if index.shape != (count,) or not whole or index.device != cu_turns.device:
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype} on {index.device}, expected "
-            f"[{count}] integers on {cu_turns.device}. Fix: pass one number per {thing}"
-        )

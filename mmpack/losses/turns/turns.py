@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.losses.rewards.scores import scatter_scores
-from mmpack.ops.inputs import check_are_tensors
+from mmpack.losses.samples import check_column
 from mmpack.packing.places import WIDE, LossPlaces
 from mmpack.schema.sample import Sample, as_samples
 from mmpack.schema.turns import span_turns, turn_without_loss, turns_without_loss
@@ -78,12 +78,7 @@ class Turns:
 
     def columns(self, values: Tensor) -> list[Tensor]:
         """values [K] of turns to their loss tokens: a list of [n], one per sample, for `loss_columns` of `mp.pack`."""
-        check_are_tensors("Turns.columns", values=values)
-        if values.shape != self.turn.shape:
-            raise ArgumentError(
-                f"Turns.columns: values has shape {list(values.shape)}, expected [{len(self)}]. "
-                "Fix: pass one value per turn"
-            )
+        check_column("Turns.columns", "values", values, len(self), "values", values)
         return list(values.detach().cpu()[self.token_turn].split(self.loss_counts))
 
 

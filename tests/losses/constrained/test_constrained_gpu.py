@@ -6,7 +6,6 @@ from support.samples import make_sample
 from torch import distributed
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.losses.chunks import action_chunks
 from mmpack.losses.constrained import (
     PID,
@@ -59,32 +58,6 @@ def test_a_gpu_s_numbers_are_the_cpu_s():
         torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-6)
     (sums, count), (wanted_sums, wanted_count) = there.sums(), here.sums()
     assert count == wanted_count and sums == pytest.approx(wanted_sums, abs=1e-5)
-
-
-def test_host_costs_of_a_batch_on_a_gpu_are_scattered_there():
-    batch = mp.pack(samples())
-    here, there = mp.scatter_costs(batch), mp.scatter_costs(batch.to("cuda"))
-    assert there.device.type == "cuda"
-    assert there.to("cpu").sums() == here.sums()
-
-
-def test_types_hold_on_a_gpu():
-    costs = Costs({"harm": torch.ones(2, device="cuda")})
-    with pytest.raises(ArgumentError, match="no arithmetic"):
-        costs + costs
-    with pytest.raises(ArgumentError, match="Costs"):
-        torch.ones(2, device="cuda") + costs
-    with pytest.raises(ArgumentError, match="same samples"):
-        constrained_advantages(
-            Rewards({"r": torch.ones(2)}).advantages(), costs.advantages(), {"harm": 1.0}
-        )
-
-
-def test_a_nan_on_a_gpu_never_reaches_the_multiplier():
-    multiplier = LagrangeMultiplier({"harm": 0.1})
-    with pytest.raises(ArgumentError, match="the sum of 'harm' is nan"):
-        multiplier.update(Costs({"harm": torch.tensor([1.0, float("nan")], device="cuda")}))
-    assert multiplier.values == {"harm": 0.0}
 
 
 def test_nccl_gathers_costs(tmp_path):

@@ -39,15 +39,6 @@ def test_pid_is_the_paper_s_algorithm(costs, limit, initial):
     np.testing.assert_allclose(got, algorithm_2(costs, limit, 0.3, 0.2, 0.1, initial), atol=1e-12)
 
 
-@given(COSTS, st.floats(-2, 2), st.floats(0, 5))
-def test_the_integral_by_itself_is_dual_ascent(costs, limit, initial):
-    """ki · max(0, I + Δ) = max(0, ki · I + ki · Δ): two updates that were written separately."""
-    one = LagrangeMultiplier({"c": limit}, PID(0.0, 0.25, 0.0), initial=initial)
-    two = LagrangeMultiplier({"c": limit}, DualAscent(0.25), initial=initial)
-    for cost in costs:
-        assert one.update({"c": cost})["c"] == pytest.approx(two.update({"c": cost})["c"], abs=1e-9)
-
-
 @given(COSTS, st.sampled_from([DualAscent(2.0), PID(1.0, 0.5, 3.0)]))
 def test_it_stays_within_its_bounds(costs, rule):
     multiplier = LagrangeMultiplier({"c": 0.0}, rule, maximum=1.5)
@@ -68,23 +59,6 @@ def test_a_saturated_integral_does_not_wind_up():
     assert bounded.update({"c": -1.0})["c"] == pytest.approx(0.9)
 
 
-def test_a_warm_start_is_there_before_the_first_batch():
-    multiplier = LagrangeMultiplier(
-        {"a": 0.0, "b": 1.0}, PID(0.0, 0.5, 0.0), initial={"a": 2.0, "b": 0.5}
-    )
-    assert multiplier.values == {"a": 2.0, "b": 0.5}
-    assert multiplier.update({"a": 0.0, "b": 2.0}) == {"a": 2.0, "b": 1.0}
-
-
-def test_constraints_move_by_their_own_costs():
-    multiplier = LagrangeMultiplier({"a": 0.5, "b": 2.0}, DualAscent(0.1))
-    costs = Costs(
-        {"b": torch.tensor([1.0, 5.0]), "a": torch.tensor([0.0, 0.5]), "free": torch.ones(2)}
-    )
-    assert multiplier.update(costs) == {"a": 0.0, "b": pytest.approx(0.1)}
-    assert multiplier.steps == 1
-
-
 @pytest.mark.parametrize("rule", [DualAscent(0.3), PID(0.3, 0.2, 0.1)])
 def test_a_saved_state_goes_on_to_the_same_bits(rule):
     costs = np.random.default_rng(0).normal(size=40).tolist()
@@ -97,16 +71,6 @@ def test_a_saved_state_goes_on_to_the_same_bits(rule):
     for cost in costs[20:]:
         assert whole.update({"a": cost, "b": -cost}) == restored.update({"a": cost, "b": -cost})
     assert whole.state_dict() == restored.state_dict() and whole.steps == 40
-
-
-def test_a_state_is_a_copy():
-    multiplier = LagrangeMultiplier({"a": 0.0}, DualAscent(1.0))
-    state = multiplier.state_dict()
-    multiplier.update({"a": 1.0})
-    assert state["states"]["a"]["value"] == 0.0
-    multiplier.load_state_dict(state)
-    multiplier.update({"a": 2.0})
-    assert state["states"]["a"]["value"] == 0.0
 
 
 GOOD = {
@@ -128,14 +92,11 @@ def states(**fields):
     ("state", "match"),
     [
         (None, "not a state"),
-        ({}, "not a state"),
         (changed(rule="PID"), "'PID'"),
         (changed(steps=-1), "steps is -1"),
         (changed(states={"d": GOOD["states"]["c"]}), "lacks 'c'"),
-        (changed(states={"c": 1.0}), "'c' is 1.0"),
         (states(value=-1.0), "value of 'c' is -1.0"),
         (states(value=9.0), "value of 'c' is 9.0"),
-        (states(value=math.nan), "value of 'c' is nan"),
         (states(integral="1"), "integral of 'c'"),
         (states(previous=math.inf), "before of 'c'"),
         (states(more=1), "'c' is"),
@@ -152,26 +113,17 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(state, match):
     ("make", "match"),
     [
         (lambda: LagrangeMultiplier({}), "limits is {}"),
-        (lambda: LagrangeMultiplier(0.1), "limits is 0.1"),
         (lambda: LagrangeMultiplier({"c": math.nan}), "limit of 'c' is nan"),
-        (lambda: LagrangeMultiplier({"c": "1"}), "limit of 'c'"),
         (lambda: LagrangeMultiplier({"c": 1.0}, "pid"), "rule is of type str"),
         (lambda: LagrangeMultiplier({"c": 1.0}, initial=-1.0), "initial value of 'c' is -1.0"),
         (lambda: LagrangeMultiplier({"c": 1.0}, initial={"d": 1.0}), "initial lacks 'c'"),
         (lambda: LagrangeMultiplier({"c": 1.0}, initial=2.0, maximum=1.0), "up to 1"),
-        (lambda: LagrangeMultiplier({"c": 1.0}, maximum=0.0), "maximum is 0.0"),
         (lambda: DualAscent(0.0), "learning_rate is 0.0"),
         (lambda: PID(-1.0, 1.0, 1.0), "kp is -1.0"),
         (lambda: PID(1.0, 0.0, 1.0), "ki is 0"),
         (lambda: LagrangeMultiplier({"c": 1.0}).update(torch.ones(2)), "costs is of type Tensor"),
         (lambda: LagrangeMultiplier({"c": 1.0}).update({"d": 1.0}), "lacks 'c'"),
-        (lambda: LagrangeMultiplier({"c": 1.0}).update({"c": math.nan}), "cost 'c' is nan"),
-        (lambda: LagrangeMultiplier({"c": 1.0}).update({"c": "1"}), "cost 'c'"),
         (lambda: LagrangeMultiplier({"c": 1.0}).update(Rewards({"c": torch.ones(2)})), "Rewards"),
-        (
-            lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(2)}).advantages()),
-            "CostAdvantages",
-        ),
         (
             lambda: LagrangeMultiplier({"c": 1.0}).update(Costs({"c": torch.ones(2)}, per="token")),
             "per token, but limits are per sample",
@@ -226,10 +178,3 @@ def run(rank, folder):
     with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump(out, file)
     distributed.destroy_process_group()
-
-
-def test_a_multiplier_that_no_float_holds_changes_nothing():
-    multiplier = LagrangeMultiplier({"a": 0.0}, DualAscent(1e10))
-    with pytest.raises(ArgumentError, match=r"value of 'a' is inf.* Fix: "):
-        multiplier.update({"a": 1e308})
-    assert multiplier.values == {"a": 0.0} and multiplier.steps == 0
