@@ -34,11 +34,10 @@ def without_fla(model):
         yield
 
 
-def texts(last=1):
-    """Three samples of text; `last`: the id that the first one ends with."""
+def texts():
+    """Three samples of text."""
     rng = np.random.default_rng(5)
     parts = [[rng.integers(0, 999, 6), rng.integers(0, 999, 4 + k)] for k in range(3)]
-    parts[0][1][-1] = last
     return [
         make_sample([("text", a), ("response", b)], f"s{k}", family=NAME)
         for k, (a, b) in enumerate(parts)
@@ -51,25 +50,6 @@ def tree():
     parts = [[prompt, answer, ("text", [k]), ("response", [k, 9, k])] for k in range(3)]
     parts.append([prompt, ("response", [4, 4])])
     return [make_sample(p, f"s{k}", family=NAME) for k, p in enumerate(parts)]
-
-
-# ---- leaks --------------------------------------------------------------------------------------------
-
-
-def test_the_models_own_packed_forward_leaks_and_ours_does_not(model):
-    """transformers tells packed samples apart by their positions, in full attention alone."""
-    batches = [mp.pack(texts()), mp.pack(texts(last=998))]
-    behind = len(texts()[0])
-    with torch.no_grad():
-        own = [
-            model(b.input_ids[None], position_ids=b.position_ids[:, None], use_cache=False)
-            for b in batches
-        ]
-        with attach(model):
-            ours = [model(**model_inputs(b, model)) for b in batches]
-    first, second = (out.logits[0, behind:] for out in own)
-    assert (first - second).abs().max() > 1e-2
-    assert torch.equal(*(out.logits[0, behind:] for out in ours))
 
 
 # ---- wrong use ----------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from support.models import (
 from support.towers import CASES, encode, media_of, relative
 
 import mmpack as mp
-from mmpack.adapters.transformers import SampleCollator, attach, model_inputs, packed_logprobs
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers import tower_attention as adapter
-from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
-from mmpack.adapters.transformers.tower_attention import NAME, TOWER, tower_of
+from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.tower_attention import TOWER, tower_of
 from mmpack.contracts import parameter_gradient_fp32_bound
 
 pytestmark = pytest.mark.adapter
@@ -168,19 +168,3 @@ def test_a_forced_backend_that_cannot_run_is_an_error(models, monkeypatch):
     q = torch.randn(1, 2, 4, 8)
     with pytest.raises(mp.ModelError, match="an attention_mask was passed"):
         adapter.tower_attention(torch.nn.Module(), q, q, q, torch.zeros(1, 1, 4, 4))
-
-
-def test_only_in_forwards_of_mmpack():
-    model = smallest_qwen2_5_vl()
-    attach_in_forwards(model)
-    samples = mixed_batch("qwen2_5_vl")
-    seen = []
-    hook = model.model.visual.register_forward_pre_hook(lambda *_: seen.append(names(model)))
-    packed, padded = mp.pack(samples), mp.pad(samples)
-    with torch.no_grad():
-        model(**{k: v for k, v in SampleCollator(model)(samples).items() if "labels" not in k})
-        assert packed.visible_until is not None and set(seen) == {("mmpack", NAME)}
-        seen.clear()
-        model(**model_inputs(padded, model))
-    hook.remove()
-    assert set(seen) == {("sdpa", "sdpa")} == {names(model)}

@@ -22,7 +22,7 @@ from mmpack.adapters.transformers.tower import (
     _tower_arguments,
     encode_media,
     encode_some,
-    media_names,
+    kept_or_encoded,
     tower_and_projector,
 )
 from mmpack.cache.summed import SummedFeatures
@@ -95,17 +95,12 @@ def encoded_inputs(
         ran.extend(media)
         return encode_some(model, batch, media, max_patches, idle)
 
-    counts = [m.num_patches for m in batch.media]
-    everything = list(range(len(batch.media)))
-    if features is None:
-        made = encode(everything)
-    else:
-        made = features.fetch(tower_and_projector(model), media_names(batch), counts, encode)
+    made = kept_or_encoded(model, batch, range(len(batch.media)), features, encode)
     if joined or idle.outputs:
         one = made[0]
         seen = () if isinstance(features, SummedFeatures) else [batch.media[i] for i in ran]
         made[0] = (one[0] + zero_of(model, joined, idle, one[0], seen), *one[1:])
-    batch.stats["patches_encoded"] = sum(counts[i] for i in ran) + idle.patches
+    batch.stats["patches_encoded"] = sum(batch.media[i].num_patches for i in ran) + idle.patches
     outputs = {
         modality: _repeated(batch, made, runs, family) for modality, runs in _runs(batch, family)
     }

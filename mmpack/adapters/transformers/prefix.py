@@ -31,11 +31,7 @@ from mmpack.adapters.transformers.heads import (
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
 from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.rope import rope_rules
-from mmpack.adapters.transformers.tower import (
-    encode_some,
-    media_names,
-    tower_and_projector,
-)
+from mmpack.adapters.transformers.tower import encode_some, kept_or_encoded
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.cache.index import PrefixIndex
 from mmpack.cache.rows import RowStore
@@ -304,14 +300,7 @@ def _features(
         ran.extend(own)
         return encode_some(whole, on_device, own, max_patches)
 
-    counts = [batch.media[i].num_patches for i in media]
-    if index.features is None:
-        made = encode(list(range(len(media))))
-    else:
-        names = media_names(batch)
-        made = index.features.fetch(
-            tower_and_projector(whole), [names[i] for i in media], counts, encode
-        )
+    made = kept_or_encoded(whole, batch, media, index.features, encode)
     return made, sum(batch.media[i].num_patches for i in ran)
 
 

@@ -73,6 +73,20 @@ def media_names(batch: PackedBatch) -> list[str]:
     return [media_name(m) for m in batch.media]
 
 
+def kept_or_encoded(
+    model: Any,
+    batch: PackedBatch,
+    media: Sequence[int],
+    features: Features | None,
+    encode: Callable[[list[int]], list[Levels]],
+) -> list[Levels]:
+    """Features of the batch's media with these numbers; `encode` makes those that `features` lack, by their places."""
+    if features is None:
+        return encode(list(range(len(media))))
+    names, counts = media_names(batch), [batch.media[i].num_patches for i in media]
+    return features.fetch(tower_and_projector(model), [names[i] for i in media], counts, encode)
+
+
 @dataclass
 class Idle:
     """Towers run on the smallest medium for ranks that would wait: `least` times together with the media at hand.

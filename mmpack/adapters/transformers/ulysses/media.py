@@ -19,8 +19,7 @@ from mmpack.adapters.transformers.tower import (
     Idle,
     encode_some,
     has_sharded_tower,
-    media_names,
-    tower_and_projector,
+    kept_or_encoded,
 )
 from mmpack.adapters.transformers.ulysses.split import RowSplit, send_rows
 from mmpack.cache.tower import Levels
@@ -122,9 +121,7 @@ def _encoded(
     if features is None:
         made = encode(list(range(len(mine))), idle)
     else:
-        names, counts = media_names(batch), [batch.media[i].num_patches for i in mine]
-        tower = tower_and_projector(model)
-        made = features.fetch(tower, [names[i] for i in mine], counts, encode) if mine else []
+        made = kept_or_encoded(model, batch, mine, features, encode) if mine else []
         heard = [batch.media[i].modality == "audio" for i in mine]
         vision, audio = idle.least
         idle.least = Counts(0 if False in heard else vision, 0 if True in heard else audio)
