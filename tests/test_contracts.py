@@ -19,23 +19,15 @@ def test_selected_logprob_bound(make):
     assert float(contracts.selected_logprob_bound(make(0.0))) == 1e-5
 
 
-@pytest.mark.parametrize(("peak", "bound"), [(0.0, 1e-4), (50.0, 1e-4), (100.0, 2e-4), (1e4, 2e-2)])
-def test_linear_logprob_bound(peak, bound):
-    assert contracts.linear_logprob_bound(peak) == pytest.approx(bound)
-
-
-def test_loss_and_gradient_bounds():
+def test_bounds_grow_with_what_they_are_of():
+    for peak, bound in ((0.0, 1e-4), (50.0, 1e-4), (100.0, 2e-4), (1e4, 2e-2)):
+        assert contracts.linear_logprob_bound(peak) == pytest.approx(bound)
     assert contracts.loss_bound(30.0, 10) == pytest.approx(3e-6)
     assert contracts.gradient_fp32_bound(-2.0) == pytest.approx(2e-5)
     assert contracts.linear_gradient_fp32_bound(3.0, 20.0) == pytest.approx(3e-5)
     assert contracts.linear_gradient_fp32_bound(3.0, 500.0) == pytest.approx(3e-4)
-
-
-@pytest.mark.parametrize(
-    ("separate", "bound"), [(0.0, 2e-6), (1e-6, 2e-6), (4e-6, 6e-6), (8e-6, 1e-5), (1.0, 1e-5)]
-)
-def test_parameter_gradient_bound(separate, bound):
-    assert contracts.parameter_gradient_fp32_bound(separate) == pytest.approx(bound)
+    for separate, bound in ((0.0, 2e-6), (1e-6, 2e-6), (4e-6, 6e-6), (8e-6, 1e-5), (1.0, 1e-5)):
+        assert contracts.parameter_gradient_fp32_bound(separate) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +43,10 @@ def test_parameter_gradient_bound(separate, bound):
     ],
 )
 def test_parameter_gradient_bound_of_all_and_of_a_kind(separate, half, share, bound):
-    found = contracts.parameter_gradient_bound(
-        separate, half=half, share=f"parameter_gradient_{share}"
+    share = f"parameter_gradient_{share}"
+    assert contracts.parameter_gradient_bound(separate, half=half, share=share) == pytest.approx(
+        bound
     )
-    assert found == pytest.approx(bound)
 
 
 def test_rows_are_frozen():

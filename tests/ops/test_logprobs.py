@@ -44,7 +44,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture
 def device(path, kind, monkeypatch, no_tf32) -> torch.device:
-    """Where `kind` runs by `path`; with several blocks of rows and of columns, so that seams are in the tests."""
+    """Where `kind` runs by `path`; in several blocks and tiles, so that seams are in the tests."""
     monkeypatch.setattr(linear_torch, "BLOCK_COLUMNS", 128)
     monkeypatch.setattr(blocks, "MIN_ROWS", 1)
     choose_route(kind, monkeypatch)
@@ -55,11 +55,18 @@ def device(path, kind, monkeypatch, no_tf32) -> torch.device:
     if device.type == "cpu":
         monkeypatch.setattr(blocks, "MIN_COLUMNS", 128)
         monkeypatch.setattr(blocks, "MAX_BLOCKS", 2)
-    if path == "triton" and "kept" in kind:
+    if path == "triton" and device.type == "cpu":
+        from mmpack.ops.logprobs import triton as of_logits
         from mmpack.ops.logprobs.lists import sum_kernels
+        from mmpack.ops.logprobs.lists import triton as of_lists
 
-        monkeypatch.setattr(sum_kernels, "PIECE", 4 if device.type == "cpu" else 16)
-        monkeypatch.setattr(sum_kernels, "DEPTH", 32 if device.type == "cpu" else 512)
+        for module, sizes in (
+            (of_logits, {"LANES": 64, "DEPTH": 2, "BLOCK": 128}),
+            (of_lists, {"LANES": 16, "LONG_LANES": 16}),
+            (sum_kernels, {"PIECE": 4, "DEPTH": 16, "COLUMNS": 16}),
+        ):
+            for name, size in sizes.items():
+                monkeypatch.setattr(module, name, size)
     return device
 
 

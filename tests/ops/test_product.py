@@ -140,10 +140,10 @@ A, EIGHT = torch.ones(2, 3), torch.ones(2, 3).to(torch.float8_e4m3fn)
     ("call", "message"),
     [
         (lambda: product([[1.0]], A), "a is of type list"),
-        (lambda: product(A, A), r"a has shape \[2, 3\]"),
+        (lambda: product(A, A), r"b has shape \[2, 3\], expected \[3, N\]"),
         (lambda: product(A[0], A), "a has shape"),
-        (lambda: product(A[None], A.T), "a has shape"),
-        (lambda: product(A[None], A.T.expand(2, 3, 2)), "a has shape"),
+        (lambda: product(A[None], A.T), "b has shape"),
+        (lambda: product(A[None], A.T.expand(2, 3, 2)), "b has shape"),
         (lambda: product(A, A.T.double()), "one floating dtype"),
         (lambda: product(A.long(), A.T.long()), "one floating dtype"),
         (lambda: product(A, A.T, A[0]), "bias has shape"),

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.attention.rule import Rule
 from mmpack.ops.attention.sequence_plan import SequencePlan
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_floats, check_shapes, check_tensors
 
 ROWS = 256  # of queries, whose scores are held at a time
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -163,22 +163,14 @@ def _check_parts(outs: Any, lses: Any) -> tuple[list[Tensor], list[Tensor]]:
         )
     named = {f"{n}[{i}]": x for n, xs in (("outs", outs), ("lses", lses)) for i, x in enumerate(xs)}
     check_tensors(what, (), **named)
-    first = outs[0]
-    if first.ndim != 4:
-        raise ArgumentError(
-            f"{what}: outs[0] has shape {list(first.shape)}, expected [B, T, heads, d]. "
-            "Fix: pass what attention returned with return_lse=True"
-        )
-    lines, width, heads, _ = first.shape
-    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
-        if out.shape != first.shape or out.dtype != first.dtype or not out.is_floating_point():
+    shape = {"outs": "B T heads d", "lses": "B heads T"}
+    fix = "pass what attention returned with return_lse=True, for the same queries"
+    check_shapes(what, fix, **{name: (x, shape[name[:4]]) for name, x in named.items()})
+    check_floats(what, fix, **named)
+    kinds = {"outs": outs[0].dtype, "lses": _dtype(outs[0])}
+    for name, x in named.items():
+        if x.dtype != kinds[name[:4]]:
             raise ArgumentError(
-                f"{what}: outs[{i}] has shape {list(out.shape)} and dtype {out.dtype}, outs[0] {list(first.shape)} and "
-                f"{first.dtype}. Fix: pass the outputs for the same queries"
-            )
-        if list(lse.shape) != [lines, heads, width] or lse.dtype != _dtype(first):
-            raise ArgumentError(
-                f"{what}: lses[{i}] has shape {list(lse.shape)} and dtype {lse.dtype}, expected "
-                f"{[lines, heads, width]} and {_dtype(first)}. Fix: pass what return_lse=True gave with outs[{i}]"
+                f"{what}: {name} has dtype {x.dtype}, expected {kinds[name[:4]]}. Fix: {fix}"
             )
     return list(outs), list(lses)

@@ -58,7 +58,9 @@ def tree_attention(
     Raises ArgumentError for shapes that don't fit, numbers out of their range, a plan of another batch or rule or of
     arrays that were changed since; BackendError for a backend that was asked for and can't run.
     """
-    _check_arguments(query, key, value, visible_until, visible_from, window, scale, dropout)
+    tensors = {"query": query, "key": key, "value": value}
+    check_operands("attention", tensors, scale, dropout)
+    _check_rule(query.shape[2], window, visible_until=visible_until, visible_from=visible_from)
     lines, _, width, head_dim = query.shape
     query, key, value = as_autocast(query, key, value)
     if plan is not None:
@@ -187,26 +189,13 @@ def _named(window: int | None, two_way: bool) -> str:
     return f"{'no window' if window is None else f'a window of {window}'} and {blocks}"
 
 
-def _check_arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible_until: Tensor,
-    visible_from: Tensor | None,
-    window: int | None,
-    scale: float | None,
-    dropout: float,
-) -> None:
-    check_operands("attention", {"query": query, "key": key, "value": value}, scale, dropout)
-    rules = {"visible_until": visible_until}
-    if visible_from is not None:
-        rules["visible_from"] = visible_from
-    check_are_tensors("attention", **rules)
-    for name, x in rules.items():
-        if x.shape[-1:] != query.shape[2:3] or x.is_floating_point():
+def _check_rule(width: int, window: int | None, **arrays: Tensor | None) -> None:
+    check_are_tensors("attention", ("visible_from",), **arrays)
+    for name, x in arrays.items():
+        if x is not None and (x.shape[-1:] != (width,) or x.is_floating_point()):
             raise ArgumentError(
                 f"attention: {name} has shape {list(x.shape)} and dtype {x.dtype}, expected "
-                f"[{query.shape[2]}] integers. Fix: pass batch.{name}"
+                f"[{width}] integers. Fix: pass batch.{name}"
             )
     if window is not None:
         check_whole("attention", "window", window)

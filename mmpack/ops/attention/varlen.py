@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.choose import ROUNDED_TWO_WAYS
 from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
 from mmpack.ops.attention.rule import BlockPlan, Lengths
+from mmpack.ops.custom_op import define_op, distinct_views
 from mmpack.ops.first_use import flash_attn_4_interface
-from mmpack.ops.namespace import NAMESPACE
-from mmpack.ops.records import flat
+from mmpack.ops.records import Size
 from mmpack.ops.rows.gather import gather_rows
 
 # Out [rows, heads, d], or with return_lse that and log-sum-exp [heads, rows], whose own gradient nobody may ask for.
@@ -148,9 +149,9 @@ def flash_attn_4(
         scale = size**-0.5 if scale is None else scale
         q, k, v = (torch.nn.functional.pad(x, [0, wide - size]) for x in (q, k, v))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    found = Result(*_flash_attn_4(*Call(q, k, v, *lengths, scale, deterministic)))
-    out = found.out[..., :size]
-    return (out, found.lse) if return_lse else out
+    tensors = distinct_views(q, k, v, *lengths[:2])
+    out, lse = _FlashAttn4.apply(*tensors, *lengths[2:], scale, deterministic)
+    return (out[..., :size], lse) if return_lse else out[..., :size]
 
 
 def right_size(size: int, device: torch.device) -> int:
@@ -177,8 +178,8 @@ class Call(NamedTuple):
     v: Tensor
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
+    max_seqlen_q: Size
+    max_seqlen_k: Size
     causal: bool
     window: int | None  # of `Lengths`
     scale: float | None
@@ -187,78 +188,58 @@ class Call(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """What the package's forward and backward both get, by its names."""
-        return {
-            "cu_seqlens_q": self.cu_seqlens_q,
-            "cu_seqlens_k": self.cu_seqlens_k,
-            "max_seqlen_q": self.max_seqlen_q,
-            "max_seqlen_k": self.max_seqlen_k,
-            "softmax_scale": self.scale,
-            "causal": self.causal,
-        } | ({} if self.window is None else {"window_size_left": self.window - 1})
+        names = (*Lengths._fields[:4], "causal")
+        left = {} if self.window is None else {"window_size_left": self.window - 1}
+        return {n: getattr(self, n) for n in names} | {"softmax_scale": self.scale} | left
 
 
-class Result(NamedTuple):
-    out: Tensor  # [rows, heads, d]
-    lse: Tensor  # [heads, rows] float32, log of the sum of exp
+# Ops of ours, because torch.compile can't trace the package's autograd.Function.
+def _run(call: Call) -> tuple[Tensor, Tensor]:
+    """Out [rows, heads, d], and log of the sum of exp, [heads, rows] float32."""
+    forward = flash_attn_4_interface()._flash_attn_fwd
+    out, lse, *_ = forward(*call[:3], return_lse=True, **call.options)
+    return out, lse
 
 
-class Incoming(NamedTuple):
-    grad: Tensor  # [rows, heads, d]
-
-
-# An op of ours, because torch.compile can't trace the package's autograd.Function.
-@torch.library.custom_op(f"{NAMESPACE}::flash_attn_4", mutates_args=())
-@flat
-def _flash_attn_4(call: Call) -> Result:
-    found = flash_attn_4_interface()._flash_attn_fwd(
-        call.q, call.k, call.v, return_lse=True, **call.options
-    )
-    return Result(*found[:2])
-
-
-@torch.library.custom_op(f"{NAMESPACE}::flash_attn_4_backward", mutates_args=())
-@flat
-def _flash_attn_4_backward(
-    incoming: Incoming, call: Call, result: Result
+def _run_backward(
+    grad: Tensor, call: Call, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = flash_attn_4_interface()._flash_attn_bwd(
-        call.q,
-        call.k,
-        call.v,
-        result.out,
-        incoming.grad,
-        result.lse,
-        deterministic=call.deterministic,
-        **call.options,
+    backward, deterministic = flash_attn_4_interface()._flash_attn_bwd, call.deterministic
+    to_q, to_k, to_v = backward(
+        *call[:3], out, grad, lse, deterministic=deterministic, **call.options
     )
-    return dq, dk, dv
+    return to_q, to_k, to_v
 
 
-@_flash_attn_4.register_fake
-@flat
-def _(call: Call) -> Result:
+def _fake(call: Call) -> tuple[Tensor, Tensor]:
     q = call.q
-    lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-    return Result(q.new_empty(q.shape), lse)
+    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
-@_flash_attn_4_backward.register_fake
-@flat
-def _(incoming: Incoming, call: Call, result: Result) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(
+    grad: Tensor, call: Call, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.numbers = inputs[:5], inputs[5:]
-    ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)
+_op = define_op("flash_attn_4", _run, _fake)
+_backward_op = define_op("flash_attn_4_backward", _run_backward, _fake_backward)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    call, result = Call(*saved[:5], *ctx.numbers), Result(*saved[5:])
-    gradients = _flash_attn_4_backward(*Incoming(grad), *call, *result)
-    return *gradients, *(None,) * (len(call) - 3)
+class _FlashAttn4(torch.autograd.Function):
+    """Out and log-sum-exp from the fields of a Call."""
 
+    @staticmethod
+    def forward(ctx: Any, *call: Any) -> tuple[Tensor, Tensor]:
+        out, lse = _op(*call)
+        ctx.save_for_backward(*call[:5], out, lse)
+        ctx.numbers = call[5:]
+        ctx.mark_non_differentiable(lse)
+        return out, lse
 
-_flash_attn_4.register_autograd(_backward, setup_context=_keep)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        found = _backward_op(grad, *tensors, *ctx.numbers, out, lse)
+        return *found, *(None,) * (len(Call._fields) - 3)

@@ -101,7 +101,9 @@ def check_rows(what: str, embeddings: Tensor, vision: VisionRows) -> None:
     parts = {f"vision.{name}": x for name, x in vision._asdict().items()}
     check_are_tensors(what, embeddings=embeddings, **parts)
     fix = "pass one row for each of the batch's, without the batch dimension"
-    check_shapes(what, fix, source=(vision.source, "T"), embeddings=(embeddings, "T H"))
+    shapes = {"vision.source": "T", "vision.rows": "V", "vision.features": "V", "vision.order": "V"}
+    known = {name: (parts[name], shape) for name, shape in shapes.items()}
+    check_shapes(what, fix, **known, embeddings=(embeddings, "T H"))
     for name, index in parts.items():
         check_index(what, name, index, device=embeddings.device)
 

@@ -21,6 +21,7 @@ from mmpack.ops.logprobs import selected
 from mmpack.ops.logprobs.arguments import Tokens, check_support
 from mmpack.ops.logprobs.autograd import Incoming, incoming
 from mmpack.ops.logprobs.call import Call, Statistics, runtime_scalar
+from mmpack.ops.logprobs.linear.shards import gathered
 from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
 from mmpack.ops.logprobs.lists.call import Lists, lists_of
 from mmpack.ops.logprobs.lists.call import Statistics as ListStatistics
@@ -139,7 +140,7 @@ def _combine(
     own = [part.maximum.double(), part.log_total.double(), chosen]
     if entropy:
         own.append(part.entropies.double())
-    parts = _of_ranks(torch.stack(own), group)  # [ranks, 3 or 4, N]
+    parts = gathered(torch.stack(own)[None], group)  # [ranks, 3 or 4, N]
     maximum = parts[:, 0].amax(0)
     # A rank all of whose columns are masked (-inf) adds nothing.
     log_totals = torch.where(
@@ -189,7 +190,7 @@ class _OverLists(torch.autograd.Function):
         columns = torch.where(here, columns, 0)
         own = torch.where(here, logits[at, columns].to(dtype), 0.0)
         known = (ids >= 0) & (ids < shard * dist.get_world_size(group))
-        found = torch.where(known, _of_ranks(own, group).sum(0), torch.nan)
+        found = torch.where(known, gathered(own[None], group).sum(0), torch.nan)
         ctx.path = implementation(SUPPORT_LOGPROBS, logits.device, logits.dtype)
         made = ctx.path.statistics(lists, found, entropy)
         ctx.save_for_backward(*lists, *made, at, columns, here)
@@ -216,11 +217,3 @@ class _OverLists(torch.autograd.Function):
         columns = torch.where(here, columns, ctx.shape[1])
         out.index_put_((at, columns), slopes.to(ctx.dtype))
         return out[:, :-1], *(None,) * 8
-
-
-def _of_ranks(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x of each rank: [ranks, …]. By the functions of torch.distributed, which frameworks wrap for their groups."""
-    count = dist.get_world_size(group)
-    out = x.new_empty(count * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous(), group=group)
-    return out.view(count, *x.shape)

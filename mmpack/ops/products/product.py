@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.inputs import check_are_tensors, check_shapes
 from mmpack.ops.products import PRODUCT
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -39,17 +39,9 @@ def product(
         [[1.0, 2.0], [3.0, 4.0]]
     """
     check_are_tensors("product", ("bias",), a=a, b=b, bias=bias)
-    batched = a.ndim == 3
-    if (
-        a.ndim not in (2, 3)
-        or b.ndim != a.ndim
-        or a.shape[-1] != b.shape[-2]
-        or (batched and a.shape[0] != b.shape[0])
-    ):
-        raise ArgumentError(
-            f"product: a has shape {list(a.shape)}, b {list(b.shape)}, expected [M, K] and [K, N], or a batch of "
-            "both. Fix: pass b.T for rows of weights"
-        )
+    batch = "B " if a.ndim == 3 else ""
+    fix = "pass b.T for rows of weights; of a batch [B, M, K] · [B, K, N]"
+    check_shapes("product", fix, a=(a, f"{batch}M K"), b=(b, f"{batch}K N"))
     if a.dtype != b.dtype or a.dtype not in FLOATS or a.device != b.device:
         raise ArgumentError(
             f"product: a is {a.dtype} on {a.device}, b {b.dtype} on {b.device}. "
@@ -60,7 +52,7 @@ def product(
             f"product: bias is {bias.dtype} on {bias.device}, a {a.dtype} on {a.device}. "
             "Fix: cast it to the dtype of the factors, on their device"
         )
-    if bias is not None and (batched or list(bias.shape) != [b.shape[-1]]):
+    if bias is not None and (batch or list(bias.shape) != [b.shape[-1]]):
         raise ArgumentError(
             f"product: bias has shape {list(bias.shape)}, expected [{b.shape[-1]}]. Fix: pass one per column"
         )

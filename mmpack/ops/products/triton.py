@@ -124,33 +124,45 @@ def product_kernel(
     steps = tl.cdiv(depth, DEPTH)
     if PROGRAMS == 0:
         m, n = place(tl.program_id(0), tiles_m, tiles_n, GROUP)
-        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for k in range(steps):
-            if A_BY_DEPTH:  # noqa: SIM108
-                a = a_desc.load([k * DEPTH, m * ROWS]).T
-            else:
-                a = a_desc.load([m * ROWS, k * DEPTH])
-            if B_BY_DEPTH:  # noqa: SIM108
-                b = b_desc.load([k * DEPTH, n * COLUMNS])
-            else:
-                b = b_desc.load([n * COLUMNS, k * DEPTH]).T
-            total = dot(a, b, total)
+        total = tile_product(
+            a_desc, b_desc, m, n, steps, A_BY_DEPTH, B_BY_DEPTH, ROWS, COLUMNS, DEPTH
+        )
         store_tile(out_desc, bias_ptr, total, m, n, num_columns, ROWS, COLUMNS)
         return
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         m, n = place(tile, tiles_m, tiles_n, GROUP)
-        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for k in range(steps):
-            if A_BY_DEPTH:  # noqa: SIM108  (Triton compiles a branch, not both)
-                a = a_desc.load([k * DEPTH, m * ROWS]).T
-            else:
-                a = a_desc.load([m * ROWS, k * DEPTH])
-            if B_BY_DEPTH:  # noqa: SIM108
-                b = b_desc.load([k * DEPTH, n * COLUMNS])
-            else:
-                b = b_desc.load([n * COLUMNS, k * DEPTH]).T
-            total = dot(a, b, total)
+        total = tile_product(
+            a_desc, b_desc, m, n, steps, A_BY_DEPTH, B_BY_DEPTH, ROWS, COLUMNS, DEPTH
+        )
         store_tile(out_desc, bias_ptr, total, m, n, num_columns, ROWS, COLUMNS)
+
+
+@triton.jit
+def tile_product(
+    a_desc,
+    b_desc,
+    m,
+    n,
+    steps,
+    A_BY_DEPTH: tl.constexpr,
+    B_BY_DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Tile (m, n) of a · b, K in one fixed order; descriptors as of `product_kernel`."""
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for k in range(steps):
+        if A_BY_DEPTH:  # noqa: SIM108  (Triton compiles a branch, not both)
+            a = a_desc.load([k * DEPTH, m * ROWS]).T
+        else:
+            a = a_desc.load([m * ROWS, k * DEPTH])
+        if B_BY_DEPTH:  # noqa: SIM108
+            b = b_desc.load([k * DEPTH, n * COLUMNS])
+        else:
+            b = b_desc.load([n * COLUMNS, k * DEPTH]).T
+        total = dot(a, b, total)
+    return total
 
 
 @triton.jit

@@ -93,11 +93,6 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
     check_floats(what, "embed the ids", embeddings=embeddings)
     for name, p in given.items():
         _check_layer(what, name, p, vision.offsets[1:], embeddings)
-    if len(vision.rows) != len(vision.features):
-        raise ArgumentError(
-            f"{what}: vision has {len(vision.rows)} rows and {len(vision.features)} features of them. "
-            "Fix: pass batch.vision_rows"
-        )
 
 
 def _check_layer(what: str, name: str, p: Projection, features: Tensor, embeddings: Tensor) -> None:

@@ -21,12 +21,12 @@ from mmpack.ops.embeddings.triton import unmerge_embeddings
 from mmpack.ops.logprobs.linear.product_kernels import halves
 from mmpack.ops.logprobs.linear.tiles import (
     aligned,
-    dot,
     place,
     programs_of,
     shape_arguments,
     tiles_of,
 )
+from mmpack.ops.products.triton import tile_product
 from mmpack.ops.projection.project import Projection
 from mmpack.ops.rows.inverse import Inverse
 from mmpack.ops.rows.triton import as_words, sum_rows, tile, tiling
@@ -201,14 +201,9 @@ def project_kernel(
     steps = tl.cdiv(depth, DEPTH)
     for number in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         m, n = place(number, tiles_m, tiles_n, GROUP)
-        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for k in range(steps):
-            a = x_desc.load([m * ROWS, k * DEPTH])
-            if BY_DEPTH:  # noqa: SIM108
-                b = weight_desc.load([k * DEPTH, n * COLUMNS])
-            else:
-                b = weight_desc.load([n * COLUMNS, k * DEPTH]).T
-            total = dot(a, b, total)
+        total = tile_product(
+            x_desc, weight_desc, m, n, steps, False, BY_DEPTH, ROWS, COLUMNS, DEPTH
+        )
         rows = m * ROWS + tl.arange(0, ROWS)
         if target_ptr is not None:
             target = tl.load(target_ptr + rows, mask=rows < count, other=-1)

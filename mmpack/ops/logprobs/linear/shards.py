@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 
-def stack_ranks(x: Tensor, group: str) -> Tensor:
-    """x [n, …] of each rank, one below the other: [ranks · n, …]."""
-    if not group:
-        return x
-    from torch.distributed import all_gather_into_tensor, get_world_size
+def gathered(x: Tensor, group: Any) -> Tensor:
+    """x [n, …] of each rank of a process group, one below the other: [ranks · n, …].
 
-    handle = _resolve(group)
-    out = x.new_empty(get_world_size(handle) * x.shape[0], *x.shape[1:])
-    all_gather_into_tensor(out, x.contiguous(), group=handle)
+    By the functions of torch.distributed, which frameworks wrap for their groups.
+    """
+    import torch.distributed as dist
+
+    out = x.new_empty(dist.get_world_size(group) * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(out, x.contiguous(), group=group)
     return out
+
+
+def stack_ranks(x: Tensor, group: str) -> Tensor:
+    """`gathered`; x itself where there is no group."""
+    return gathered(x, _resolve(group)) if group else x
 
 
 def take_owned(x: Tensor, owner: Tensor, group: str) -> Tensor:
