@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.trl import MmpackGRPO
 from mmpack.demo.datasets import load_exercises
 from mmpack.demo.qwen_processor import qwen_vl_processor
