@@ -103,27 +103,24 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
     ids, nested = rollouts["completion_ids"][i], list | tuple
     if not isinstance(given[i], nested) or not any(isinstance(v, nested) for v in given[i]):
         return given[i]
-    row = given[i]
     names: Any = rollouts.get("logprob_token_ids")
     out = []
-    for c, values in enumerate(row):
-        among: Any = [ids[c]] if c < len(ids) else []
+    for c, values in enumerate(given[i]):
+        own = ids[c] if c < len(ids) else None
+        among: Any = [own]
         if names is not None or not isinstance(values, nested) or len(values) != 1:
             try:
                 among = list(names[i][c])
             except (LookupError, TypeError):
                 among = []
-        if not isinstance(values, nested):
+        known = own is not None and own in among
+        if not isinstance(values, nested) or len(among) != len(values) or not known:
+            found = f"{len(values)} values" if isinstance(values, nested) else kind_of(values)
             raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} are {kind_of(values)} at token {c}, and lists at "
-                "others. Fix: pass one value per token, or one list per token"
+                f"to_trajectories: logprobs of completion {i} are {found} at token {c}, and which one is the sampled "
+                "id's is not known. Fix: pass logprob_token_ids, or one value per token"
             )
-        if len(among) != len(values) or c >= len(ids) or ids[c] not in among:
-            raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, and which "
-                "one is the sampled id's is not known. Fix: pass logprob_token_ids, or one value per token"
-            )
-        out.append(values[list(among).index(ids[c])])
+        out.append(values[among.index(own)])
     return out
 
 
