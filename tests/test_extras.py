@@ -138,7 +138,14 @@ PINNED = {
     "constraints/vllm.txt": ("vllm",),
     "constraints/verl.txt": ("verl",),
     "constraints/openrlhf.txt": ("openrlhf",),
-    "constraints/together.txt": ("renderers", "tensordict", "TransferQueue", "ray", "torchdata", "trackio"),
+    "constraints/together.txt": (
+        "renderers",
+        "tensordict",
+        "TransferQueue",
+        "ray",
+        "torchdata",
+        "trackio",
+    ),
 }
 
 

@@ -23,8 +23,6 @@ from mmpack.files import write_text
 
 if TYPE_CHECKING:
     from mmpack.cli.probe_sides import Sides, Spec
-    from mmpack.probe import Side
-    from mmpack.probe.record import Record
     from mmpack.schema.sample import Sample
 
 SHOWN = 12  # modules, on the screen

@@ -136,7 +136,7 @@ def _trace(view: View, media_root: Path | None, tokenizer: str | None) -> int:
     words = None
     if tokenizer is not None:
         require("transformers", "hf", "--tokenizer")
-        from mmpack.adapters.transformers.tokenizer import load_tokenizer
+        from mmpack.adapters.transformers.load import load_tokenizer
 
         words = load_tokenizer(tokenizer)
     options = checked_options("view", media_root, None, words, view.read.name)

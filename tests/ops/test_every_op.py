@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.losses.rewards.scatter_op import scatter_op
+from mmpack.losses.rewards.scores import scatter_op
 from mmpack.ops.attention import plan_attention, plan_sequences, sequence_attention, tree_attention
 from mmpack.ops.embeddings.merge import merge_embeddings
 from mmpack.ops.linear_attention import plan_segments, segment_conv1d, segment_delta_rule

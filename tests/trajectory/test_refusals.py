@@ -316,7 +316,7 @@ def test_readers_of_actions():
 
 
 @pytest.mark.adapter
-@pytest.mark.parametrize("value", ["1", [], object()], ids=str)
+@pytest.mark.parametrize("value", ["1", [], {}])
 def test_scores_of_verl_are_numbers(processor, value):
     """A text that reads as a number is none: it would be trained on."""
     row = {"prompt_ids": [5], "response_ids": [7], "response_mask": [1]}

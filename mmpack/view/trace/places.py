@@ -14,7 +14,6 @@ from typing import Any
 from mmpack.errors import ArgumentError, TraceError
 from mmpack.families import FAMILIES
 from mmpack.grounding import Sizes, convert, sizes_of, system_of
-from mmpack.grounding.coordinates import as_floats
 from mmpack.schema import actions as schema
 from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample
