@@ -246,6 +246,7 @@ def test_vla():
 def test_pages_that_take_nothing(capsys):
     sample = run("docs/grounding.md", {})["sample"]
     assert mp.validate(sample) == [] and sample.rewards[0].value == 0.75
+    assert capsys.readouterr().out.endswith("{'region': 0} 0.75\n")
     assert mp.validate(run("docs/actions.md", {})["sample"]) == []
     run("docs/install.md", {})
     run("docs/cli.md", {})

@@ -53,7 +53,7 @@ def parts_of(key: str, pixels: Any) -> tuple[str, tuple[int, ...], np.ndarray]:
 
 
 def head_of(key: str, name: str, shape: tuple[int, ...], body: np.ndarray) -> bytes:
-    """HEAD_BYTES. The checksum is over the key, too: a file under another name is a damaged one."""
+    """Return HEAD_BYTES bytes. The checksum is over the key, too: a file under another name is a damaged one."""
     fields = {"blob": VERSION, "dtype": name, "shape": shape, "crc32": checksum(key, body)}
     return json.dumps(fields).encode().ljust(HEAD_BYTES - 1) + b"\n"
 

@@ -199,7 +199,7 @@ class FeatureStore:
 
 
 def _on_host(features: Tensor) -> Tensor:
-    """Copied without waiting: what reads it later is queued behind the copy, on the same stream."""
+    """Copy to the host without waiting: what reads it later is queued behind the copy, on the same stream."""
     if features.device.type == "cpu":
         return features
     held = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)

@@ -169,7 +169,7 @@ class PrefixIndex:
 
     @contextmanager
     def hold(self, keys: PrefixKeys, limit: int | None = None) -> Iterator[Hit]:
-        """`lookup`, whose blocks stay where they are until the `with` ends."""
+        """Look up, and keep the blocks where they are until the `with` ends."""
         count = self._limit("hold", keys, limit)
         with self._lock:
             life, found = self._life, self._found(keys, count)
@@ -356,7 +356,7 @@ class PrefixIndex:
 
 
 def _joined(ranges: Sequence[PackedRows]) -> tuple[PackedRows, ...]:
-    """Ranges that go on where the one before ended become one with it."""
+    """Join ranges that go on where the one before ended."""
     out: list[PackedRows] = []
     for pack, start, stop in ranges:
         if out and out[-1][0] == pack and out[-1][2] == start:
@@ -374,7 +374,7 @@ _alive: weakref.WeakSet[PrefixIndex] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A child's indexes are empty; another thread of the parent may have held their locks."""
+    """Empty a child's indexes; another thread of the parent may have held their locks."""
     for index in list(_alive):
         index._begin()
 

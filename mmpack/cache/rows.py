@@ -59,7 +59,7 @@ class RowStore:
         return sum(t.nbytes for t in self.tensors) // self.rows
 
     def write(self, rows: Rows, tensors: Sequence[Tensor]) -> None:
-        """Row k of each of `tensors` [K, …] to row rows[k]; int [K], without repeats.
+        """Write row k of each of `tensors` [K, …] to row rows[k]; int [K], without repeats.
 
         Raises: ArgumentError for another number of tensors, other shapes, dtypes or devices than the first write's, and
         for rows that are not there or repeat.
@@ -101,7 +101,7 @@ class RowStore:
                 )
 
     def read(self, rows: Rows) -> list[Tensor]:
-        """[K, …] of each tensor. Raises: ArgumentError before the first write, and for rows that are not there."""
+        """Return [K, …] of each tensor. Raises: ArgumentError before the first write, and for missing rows."""
         if not self.tensors:
             raise ArgumentError("RowStore.read: nothing has been written yet. Fix: write first")
         index = self._index("read", rows, self.tensors[0].device)
@@ -131,7 +131,7 @@ class RowStore:
             ) from None
 
     def _index(self, what: str, rows: Rows, device: torch.device) -> Tensor:
-        """Rows of the host are checked; those of a device are not read."""
+        """Return rows on the device; those of the host are checked, those of a device are not read."""
         if isinstance(rows, np.ndarray):
             if rows.ndim != 1 or rows.dtype.kind not in "iu":
                 raise ArgumentError(

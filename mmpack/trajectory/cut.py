@@ -129,7 +129,7 @@ _SPANS = ("loss_spans", "observation_spans", "action_spans")
 
 
 def without(sample: Sample, start: int, stop: int, instead: np.ndarray) -> Sample:
-    """`sample` with the ids `instead` (text) in place of [start, stop), which cuts through no span.
+    """Return `sample` with the ids `instead` (text) in place of [start, stop), which cuts through no span.
 
     Spans, regions and targets within go, and so do scores of turns, regions and spans that are gone. Positions are
     counted anew where they were recorded.
@@ -259,7 +259,7 @@ def _cut_columns(sample: Sample, out: Sample, start: int, stop: int) -> None:
 
 
 def _cut_routes(sample: Sample, out: Sample, start: int, stop: int) -> None:
-    """Routes stay those of their tokens; ids that stand in for what was cut have none."""
+    """Cut routes, which stay those of their tokens; ids that stand in for what was cut have none."""
     routes = sample.routed_experts
     assert routes is not None
     instead = len(out) - (len(sample) - (stop - start))

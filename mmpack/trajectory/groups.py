@@ -25,7 +25,7 @@ class TrajectoryGroups:
     rewards: np.ndarray  # float64 [J]: every score of the trajectory once, weighted
 
     def __len__(self) -> int:
-        """J."""
+        """Number of trajectories, J."""
         return len(self.trajectory_ids)
 
 

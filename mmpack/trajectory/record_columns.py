@@ -67,7 +67,7 @@ def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
 
 
 def lists_of(given: Any, count: int, name: str, where: str, scored: bool = False) -> Ragged | None:
-    """R lists. Raises: ArgumentError."""
+    """Return R lists. Raises: ArgumentError."""
     if given is None:
         return None
     lists = given

@@ -159,7 +159,7 @@ def _runs(spans: list[LossSpan]) -> list[list[LossSpan]]:
 
 
 def _within(items: list[Any] | None, stop: int) -> list[Any] | None:
-    """`items` that end by `stop`; one that begins before it is cut there."""
+    """Return `items` that end by `stop`; one that begins before it is cut there."""
     kept = [
         i if i.stop <= stop else dataclasses.replace(i, stop=stop)
         for i in items or ()

@@ -108,7 +108,7 @@ class Turn:
             setattr(self, name, _scores(getattr(self, name), name))
 
     def __len__(self) -> int:
-        """C + R."""
+        """Number of tokens, C + R."""
         return len(self.context_ids) + len(self.response_ids)
 
     @property
@@ -181,7 +181,7 @@ class Trajectory:
             setattr(self, name, _scores(getattr(self, name), name, "Trajectory"))
 
     def __len__(self) -> int:
-        """Turns."""
+        """Number of turns."""
         return len(self.turns)
 
     def __repr__(self) -> str:

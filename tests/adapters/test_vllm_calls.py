@@ -192,7 +192,7 @@ def call(request=None, **choice):
             call(logprobs={"content": [{"token_id": i, "logprob": -1} for i in (3, 5)]}),
             r"logprobs.content\[1\] is of token 5, token_ids has 4",
         ),
-        (call(logprobs=[-1.0]), "logprobs has shape"),
+        (call(logprobs=[-1.0]), "logprobs is of shape"),
         (call(routed_experts="x"), "not base64 of a .npy file"),
         (call(sampling_mask=[[3]]), "kept_ids has 1 lists"),
         (call(weight_versions=[{"version": "1", "start": 0, "end": 3}]), "of 2 response ids"),

@@ -201,6 +201,16 @@ def test_what_is_held_stays_and_is_told_when_nothing_else_can_go(tmp_path):
         assert set(store) == {key(0), key(2)}
 
 
+def test_two_puts_are_released_twice(tmp_path):
+    with BlobFolder(tmp_path, max_bytes=SIZE) as store:
+        for _ in range(2):
+            store.put(key(0), pixels(0))
+        store.release([key(0)])
+        assert store.remove([key(0)]) == 0
+        store.release([key(0), key(5)])
+        assert store.remove([key(0)]) == 1
+
+
 @pytest.mark.parametrize("end", ["release", "kill"])
 def test_another_process_holds_until_it_lets_go_or_dies(tmp_path, end):
     with (

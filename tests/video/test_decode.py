@@ -9,7 +9,7 @@ import pytest
 from support.marked_clips import CODECS, clip, number_of, numbers_of, picture
 
 from mmpack.errors import ArgumentError, BackendError, VideoError
-from mmpack.video import Limits, decode
+from mmpack.video import Limits, decode, sample
 from mmpack.video.backends import pyav
 from mmpack.video.files.container import Opened, opened
 from mmpack.video.files.packets import read_packets
@@ -129,6 +129,15 @@ def test_threads_are_bounded(monkeypatch):
     one = decode(clip(), [3, 20], threads=1)
     np.testing.assert_array_equal(decode(clip(), [3, 20], threads=threads), one)
     assert seen == [1, threads]
+
+
+def test_plans():
+    plan = sample(clip(60), policy="transformers_qwen3_vl")
+    assert numbers_of(decode(clip(60), plan)) == list(plan.indices)
+    for count in (30, 61):
+        match = f"{count} frames, but the plan is for one with 60.*Fix: "
+        with pytest.raises(ArgumentError, match=match):
+            decode(clip(count), plan)
 
 
 @pytest.mark.parametrize("frames", [[], [30], [-1], [0.5], [[1]], [True]])

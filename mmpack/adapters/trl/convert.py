@@ -88,7 +88,7 @@ def to_samples(
     ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)
     lengths = _completion_lengths(outputs, pad_id)
     places = torch.arange(outputs["completion_ids"].shape[1])
-    present = torch.cat([outputs["prompt_mask"].cpu(), places < lengths[:, None]], dim=1)
+    present = torch.cat([outputs["prompt_mask"].cpu().bool(), places < lengths[:, None]], dim=1)
     pixels, grids = outputs.get("pixel_values"), outputs.get("image_grid_thw")
     media = media_of_rows(pixels, grids, outputs.get("num_images"), wrapped.family)
     if images is not None and media:

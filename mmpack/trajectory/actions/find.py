@@ -21,7 +21,7 @@ from mmpack.schema.rules.actions import Screens
 from mmpack.schema.sample import Sample, as_samples
 from mmpack.schema.spans import ActionSpan, RegionSpan, Score
 from mmpack.trajectory.actions.formats import get_format
-from mmpack.trajectory.actions.parts import THINK, Written, with_kinds, written_turns
+from mmpack.trajectory.actions.parts import THINK, Written, loss_kinds, written_turns
 from mmpack.trajectory.actions.qwen import Call, Format
 from mmpack.trajectory.actions.strict_json import places, read_json
 
@@ -78,23 +78,7 @@ def find_actions(
     check_number("find_actions", "well_formed", well_formed)
     check_flag("find_actions", "required", required)
     turns = list(written_turns("find_actions", sample, tokenizer, form, think))
-    written = system_written("find_actions", sample, system)
-    values = (float(malformed), float(well_formed))
-    return found_in(sample, turns, form, written, values, bool(required))
-
-
-def found_in(
-    sample: Sample,
-    turns: list[Written],
-    form: Format,
-    system: str | None,
-    values: tuple[float, float],
-    required: bool,
-) -> FoundActions:
-    """Return the actions of turns, as `find_actions` does.
-
-    Args: `system`: what is written. `values`: of malformed and well-formed calls.
-    """
+    system = system_written("find_actions", sample, system)
     out = FoundActions()
     screens = screens_as_written(sample, system)
     for turn in turns:
@@ -114,13 +98,13 @@ def found_in(
             if fault is None:
                 out.regions.extend(_regions(turn, call, form, value, action, media_index))
                 out.spans.append(ActionSpan(start, stop, action.to_dict(), turn.turn))
-                out.scores.append(Score(ACTION_FORMAT, values[1], scope))
+                out.scores.append(Score(ACTION_FORMAT, float(well_formed), scope))
             else:
-                _refuse(out, sample, scope, values[0], *fault, (start, stop))
+                _refuse(out, sample, scope, float(malformed), *fault, (start, stop))
         if required and not turn.calls:
             where = (turn.start, turn.stop)
             scope = {"span": list(where)} if turn.turn is None else {"turn": turn.turn}
-            _refuse(out, sample, scope, values[0], "MM211", "action is missing", where)
+            _refuse(out, sample, scope, float(malformed), "MM211", "action is missing", where)
     return out
 
 
@@ -222,16 +206,13 @@ def annotate_actions(
     has everything once.
     Returns: a copy. Raises: ArgumentError, also for points in no known system, and boxes in none.
     """
-    form = get_format("annotate_actions", format)
     if scores is not None:
         check_name("annotate_actions", "scores", scores, SCORE_FIELDS)
-    check_number("annotate_actions", "malformed", malformed)
-    check_number("annotate_actions", "well_formed", well_formed)
-    turns = list(written_turns("annotate_actions", sample, tokenizer, form, think))
-    out = with_kinds(sample, turns)
+    about: dict[str, Any] = {"malformed": malformed, "well_formed": well_formed}
+    about |= {"think": think, "system": system, "required": required}
+    found = find_actions(sample, tokenizer, format, **about)
+    out = loss_kinds(sample, tokenizer, format, think=think)
     system = system_written("annotate_actions", sample, system)
-    values = (float(malformed), float(well_formed))
-    found = found_in(sample, turns, form, system, values, bool(required))
     if any(name in span.action for span in found.spans for name in ("point", "to")):
         if system is None:
             raise ArgumentError(
@@ -294,7 +275,7 @@ def _misread(sample: Sample, tokenizer: Any, form: Format, system: str | None) -
 
 
 def _alike(one: Action, two: Action) -> bool:
-    """Equal, but for what conversions round of points."""
+    """Return whether two actions are equal, up to what conversions round of points."""
     a, b = ({**action.to_dict(), "point": 0, "to": 0} for action in (one, two))
     points, others = one.points(), two.points()
     return (
@@ -305,12 +286,12 @@ def _alike(one: Action, two: Action) -> bool:
 
 
 def _with(old: list[Any] | None, new: list[Any]) -> list[Any]:
-    """`old`, then what of `new` is not among it."""
+    """Return `old`, then what of `new` is not among it."""
     known = {canonical_json(item.to_dict()) for item in old or ()}
     return [*(old or ()), *(item for item in new if canonical_json(item.to_dict()) not in known)]
 
 
 def _with_regions(old: list[RegionSpan] | None, new: list[RegionSpan]) -> list[RegionSpan]:
-    """`old`, then those of `new` whose tokens and field are not among it."""
+    """Return `old`, then those of `new` whose tokens and field are not among it."""
     known = {(r.start, r.stop, r.metadata.get("field")) for r in old or ()}
     return [*(old or ()), *(r for r in new if (r.start, r.stop, r.metadata["field"]) not in known)]

@@ -152,11 +152,7 @@ def loss_kinds(
         [(1, 4, 'reasoning'), (4, 5, 'response')]
     """
     form = get_format("loss_kinds", format)
-    return with_kinds(sample, list(written_turns("loss_kinds", sample, tokenizer, form, think)))
-
-
-def with_kinds(sample: Sample, turns: list[Written]) -> Sample:
-    """Return the sample with its loss spans cut by kind, as `loss_kinds` does."""
+    turns = list(written_turns("loss_kinds", sample, tokenizer, form, think))
     response, action, reasoning = map(LOSS_KINDS.index, ("response", "action", "reasoning"))
     kinds = np.full(len(sample), response)
     for turn in turns:
@@ -180,7 +176,7 @@ def with_kinds(sample: Sample, turns: list[Written]) -> Sample:
 
 
 def _joined(spans: list[LossSpan]) -> list[LossSpan]:
-    """Spans that touch and say the same become one: a sample that is cut again stays as it is."""
+    """Join spans that touch and say the same: a sample that is cut again stays as it is."""
     out: list[LossSpan] = []
     for span in spans:
         last = out[-1] if out else None

@@ -302,7 +302,7 @@ def _next_call(text: str, at: int) -> Call | None:
 
 
 def _text(value: dict[str, Any]) -> str:
-    """Marks within strings are escaped: no parser takes them for the call's own."""
+    """Return a call as text, marks within strings escaped: no parser takes them for the call's own."""
     body = json_text(value).replace(CLOSE, "<\\/tool_call>").replace(OPEN, "\\u003ctool_call>")
     return f"{OPEN}\n{body}\n{CLOSE}"
 
