@@ -107,7 +107,7 @@ def to_samples(
         group_ids = [prompt_group(s, p) for s, p in zip(samples, prompts, strict=True)]
     sample_ids = numbered_in_groups(group_ids)
     for b, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-        tools = (attended & ~scored)[b, present[b].bool()].numpy()
+        tools = (attended & ~scored)[b, present[b]].numpy()
         sample.observation_spans = None
         if "tool_mask" in outputs:
             sample.observation_spans = [
