@@ -249,22 +249,19 @@ def processed_medium(
             f"{at} has no pixels, and its hash {digest!r:.40} is new here. Fix: pass a store= that has seen the first "
             "request with it, or a request that holds all pixels"
         )
-    if not isinstance(item, Mapping) or PIXELS[modality] not in item or GRIDS[modality] not in item:
+    pixels, grids = PIXELS[modality], GRIDS[modality]
+    if not isinstance(item, Mapping) or item.get(pixels) is None or grids not in item:
         raise ArgumentError(
-            f"{at} has no {PIXELS[modality]} and {GRIDS[modality]}. Fix: pass processed media, not embeddings"
-        )
-    if item[PIXELS[modality]] is None:
-        raise ArgumentError(
-            f"{at} has None as {PIXELS[modality]}. "
-            "Fix: pass None in place of the whole item, and a store that has seen it"
+            f"{at} has no {pixels} and {grids}. Fix: pass processed media, not embeddings; or None in place of the "
+            "whole item, and a store that has seen it"
         )
     with reading(at):
-        grid = np.atleast_2d(np.asarray(item[GRIDS[modality]]))
+        grid = np.atleast_2d(np.asarray(item[grids]))
     if grid.shape != (1, 3) or grid.dtype.kind not in "iu" or grid.min() < 1:
         raise ArgumentError(
             f"{at}: its grid is {grid.tolist()!r:.40}, expected t, h and w in patches. Fix: pass one item per medium"
         )
-    inputs = dict(item) | {GRIDS[modality]: grid}
+    inputs = dict(item) | {grids: grid}
     seconds = inputs.pop(SECONDS, None)
     if seconds is not None:
         inputs[SECONDS] = np.asarray(seconds, dtype=np.float64).reshape(-1)
@@ -272,7 +269,7 @@ def processed_medium(
         [medium] = media_of_inputs(inputs, family, at)[modality]
     if medium.pixel_values.ndim != 2:
         raise ArgumentError(
-            f"{at}: {PIXELS[modality]} has shape {list(medium.pixel_values.shape)}, expected [patches, patch_dim]. "
+            f"{at}: {pixels} has shape {list(medium.pixel_values.shape)}, expected [patches, patch_dim]. "
             "Fix: pass pixels as the processor made them"
         )
     medium.metadata = {"vllm_hash": digest}  # as `mp.cache` reads it

@@ -92,13 +92,11 @@ def to_samples(
     out = []
     for i, (item, group, name) in enumerate(zip(items, groups, names, strict=True)):
         where = f"to_samples: items[{i}]"
-        read = _of_dict if isinstance(item, Mapping) else _of_tokens
+        of_dict = isinstance(item, Mapping)
         with reading(where):
+            read = _of_dict if of_dict else _of_tokens
             ids, scored, start, fields = read(item, sampling, where)
-            sidecar = (
-                item.get("multi_modal_data") if isinstance(item, Mapping) else item.multi_modal_data
-            )
-            media = _media(sidecar, where)
+            media = _media(item.get("multi_modal_data") if of_dict else item.multi_modal_data)
         sample = rendered_sample(
             where,
             ids,
@@ -168,23 +166,17 @@ Read = tuple[np.ndarray, np.ndarray, int, dict[str, Any]]  # ids, scored, respon
 
 def _of_tokens(item: Any, sampling: Any, where: str) -> Read:
     """RenderedTokens, or RenderedTrainingSample."""
-    if not hasattr(item, "token_ids") or not hasattr(item, "multi_modal_data"):
-        raise ArgumentError(
-            f"{where} is {kind_of(item)}, expected what a renderer returns. "
-            "Fix: pass RenderedTokens, RenderedTrainingSample or the dict that generate returned"
-        )
     ids = token_ids(item.token_ids, where)
-    if hasattr(item, "loss_mask"):
-        scored = _mask(item.loss_mask, len(ids), f"{where}.loss_mask")
-    elif not len(item.sampled_mask):
+    name = "loss_mask" if hasattr(item, "loss_mask") else "sampled_mask"
+    mask = getattr(item, name)
+    if name == "sampled_mask" and not len(mask):
         if "assistant" in item.message_roles:
             raise ArgumentError(
                 f"{where} has no sampled_mask: its renderer does not say what the policy sampled. "
                 "Fix: use the model's own renderer, or build_training_sample(…, role_to_mask=…)"
             )
-        scored = np.zeros(len(ids), dtype=bool)
-    else:
-        scored = _mask(item.sampled_mask, len(ids), f"{where}.sampled_mask")
+        mask = [False] * len(ids)
+    scored = _mask(mask, len(ids), f"{where}.{name}")
     return ids, scored, int(np.argmax(scored)) if scored.any() else len(ids), {}
 
 
@@ -245,14 +237,9 @@ def _mask(given: Any, length: int, where: str) -> np.ndarray:
     return values.astype(bool)
 
 
-def _media(sidecar: Any, where: str) -> RenderedMedia:
+def _media(sidecar: Any) -> RenderedMedia:
     if sidecar is None:
         return RenderedMedia()
-    if not all(hasattr(sidecar, name) for name in ("mm_hashes", "mm_placeholders", "mm_items")):
-        raise ArgumentError(
-            f"{where}: multi_modal_data is {kind_of(sidecar)}, expected MultiModalData. "
-            "Fix: pass what the renderer returned"
-        )
     return RenderedMedia.of(sidecar.mm_hashes, sidecar.mm_placeholders, sidecar.mm_items)
 
 

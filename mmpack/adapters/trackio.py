@@ -107,19 +107,12 @@ def _picture(medium: Any, find: Find, image: Callable[..., Any]) -> Any:
 
 def _metadata(sample: Sample) -> dict[str, Any]:
     trained = sample.num_loss_tokens
-    scores = [("rewards", sample.rewards), ("costs", sample.costs), ("verifiers", sample.verifiers)]
-    out: dict[str, Any] = {
-        "sample_id": sample.sample_id,
-        "group_id": sample.group_id,
-        "trajectory_id": sample.trajectory_id,
-        "turn": sample.turn,
-        "finish_reason": sample.finish_reason,
-        "context_tokens": len(sample) - trained,
-        "trained_tokens": trained,
-    }
-    out = {name: value for name, value in out.items() if value is not None}
-    for kind, own in scores:
-        for score in own or []:
+    names = ("sample_id", "group_id", "trajectory_id", "turn", "finish_reason")
+    known = {name: getattr(sample, name) for name in names}
+    out: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
+    out |= {"context_tokens": len(sample) - trained, "trained_tokens": trained}
+    for kind in ("rewards", "costs", "verifiers"):
+        for score in getattr(sample, kind) or []:
             name = f"{kind}/{score.name}"
             out[name] = out.get(name, 0.0) + float(score.value)  # of all that it scores
     if sample.policy_versions:

@@ -198,7 +198,11 @@ def test_the_page_s_example_runs(hf):
     [
         (lambda r: r.sampled_mask.pop(), ArgumentError, "sampled_mask is not a mask of"),
         (lambda r: setattr(r, "multi_modal_data", None), LayoutError, "a medium was dropped"),
-        (lambda r: setattr(r, "multi_modal_data", {}), ArgumentError, "expected MultiModalData"),
+        (
+            lambda r: setattr(r, "multi_modal_data", {}),
+            ArgumentError,
+            "has no attribute .mm_hashes",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(renderer, processor, change, error, why):

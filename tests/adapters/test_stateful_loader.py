@@ -24,7 +24,7 @@ def batches(kind, workers):
         pixels = rng.random((16, 1176), np.float32)
         for k in range(3):
             parts = [("text", [g, 5, 6]), ("image", (1, 4, 4), f"p{g}")]
-            parts.append(("response", list(range(g, g + 3 + k))))
+            parts.append(("response", [100 * k + i for i in range(3 + k)]))
             samples.append(make_sample(parts, f"g{g}-{k}", f"g{g}"))
             samples[-1].media[0].pixel_values = pixels
     if kind == "bins":

@@ -9,11 +9,11 @@ import pytest
 import torch
 from support.models import relative_difference, small_model, with_pixels
 from support.trajectories import episode, grown, joined, screen, shot
-from support.trajectory_step import step
 
 import mmpack as mp
+from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.trajectory import Turn, to_samples
+from mmpack.trajectory import Turn, to_samples, trajectory_index
 
 pytestmark = pytest.mark.adapter
 LAYOUTS = TOLERANCES["layouts"].value
@@ -30,6 +30,29 @@ def family(request):
 @pytest.fixture(scope="module")
 def model(family):
     return small_model(family)
+
+
+def step(model, samples, share_prefix, per_trajectory=(0.7, -1.3)):
+    """The batch, logprobs [N], the loss and its gradients: one advantage per trajectory."""
+    batch = mp.pack(samples, share_prefix=share_prefix).to(model.device)
+    index = torch.from_numpy(trajectory_index(samples))
+    advantages = torch.tensor(per_trajectory)[index].to(model.device)
+    model.zero_grad(set_to_none=True)
+    with attach(model):
+        logprobs = packed_logprobs(model, batch)
+        out = mp.policy_loss(
+            logprobs,
+            advantages,
+            batch.cu_loss,
+            rollout_logprobs=batch.loss_columns["rollout_logprobs"],
+            correction="tis",
+            total_tokens=batch.num_loss_tokens,
+            total_samples=len(samples),
+        )
+        out.loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return batch, logprobs.detach(), out.loss.detach(), gradients
 
 
 def made(trajectories, merge):

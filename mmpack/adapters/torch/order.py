@@ -100,7 +100,7 @@ def device_of(given: torch.device | str) -> torch.device:
 def check_state(state: Any, order: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     """Raise ArgumentError for what is no state, and for one of a loader with another `order`, or in the middle of a
     step other `planned` options."""
-    kinds = {"order": Mapping, "planned": Mapping}
+    kinds: dict[str, Any] = {"order": Mapping, "planned": Mapping}
     kinds |= {"step_digest": str | None, "samples_digest": str | None}
     numbers = ("epoch", "step", "batch")
     if not isinstance(state, Mapping) or not {"version", *numbers, *kinds} <= set(state):

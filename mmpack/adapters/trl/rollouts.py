@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmpack.adapters.checks import as_list, check_each
-from mmpack.adapters.episodes import fields_of, kept_as_json, named, refuse_no_list
+from mmpack.adapters.episodes import (
+    Options,
+    fields_of,
+    kept_as_json,
+    named,
+    read_episodes,
+    refuse_no_list,
+)
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.ragged import Ragged
-from mmpack.trajectory.records import Record, from_records
+from mmpack.trajectory.records import Record
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
@@ -62,8 +69,8 @@ def to_trajectories(
     processor = processing_class
     if not isinstance(processor, Processor):
         processor = wrap_processor(processing_class)
-    made = []
-    for i in range(count):
+
+    def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
         ids = completions[i]
         refuse_no_list(f"completion_ids[{i}]", ids, "pass the ids of one completion")
         record = Record(
@@ -72,28 +79,20 @@ def to_trajectories(
             rollouts[masks[0]][i] if masks else None,
             media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
             logprobs=_logprobs(rollouts, i),
-            kept_ids=_lists(rollouts, i),
+            kept_ids=_lists(rollouts, i, where),
         )
-        made.append(
-            from_records(
-                [record],
-                processor,
-                trajectory_id=f"to_trajectories: completion {i}",
-                group_id=str(i),
-                expanded=expanded,
-                sampling=sampling,
-                metadata=_rest(rollouts, i, count),
-            )
-        )
-    return named(made, group_ids)
+        return [record], {"metadata": _rest(rollouts, i, count)}
+
+    names = [f"completion {i}" for i in range(count)]
+    options: Options = {"sampling": sampling, "expanded": expanded}
+    return named(read_episodes(names, read, processor, options), group_ids)
 
 
-def _lists(rollouts: Mapping[str, Any], i: int) -> Ragged | None:
+def _lists(rollouts: Mapping[str, Any], i: int, where: str) -> Ragged | None:
     given = rollouts.get(KEPT_IDS)
     if given is None or given[i] is None:
         return None
-    count = len(rollouts["completion_ids"][i])
-    return response_lists(given[i], count, f"to_trajectories: completion {i}")
+    return response_lists(given[i], len(rollouts["completion_ids"][i]), where)
 
 
 def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
@@ -104,27 +103,24 @@ def _logprobs(rollouts: Mapping[str, Any], i: int) -> Any:
     ids, nested = rollouts["completion_ids"][i], list | tuple
     if not isinstance(given[i], nested) or not any(isinstance(v, nested) for v in given[i]):
         return given[i]
-    row = given[i]
     names: Any = rollouts.get("logprob_token_ids")
     out = []
-    for c, values in enumerate(row):
-        among: Any = [ids[c]] if c < len(ids) else []
+    for c, values in enumerate(given[i]):
+        own = ids[c] if c < len(ids) else None
+        among: Any = [own]
         if names is not None or not isinstance(values, nested) or len(values) != 1:
             try:
                 among = list(names[i][c])
             except (LookupError, TypeError):
                 among = []
-        if not isinstance(values, nested):
+        known = own is not None and own in among
+        if not isinstance(values, nested) or len(among) != len(values) or not known:
+            found = f"{len(values)} values" if isinstance(values, nested) else kind_of(values)
             raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} are {kind_of(values)} at token {c}, and lists at "
-                "others. Fix: pass one value per token, or one list per token"
+                f"to_trajectories: logprobs of completion {i} are {found} at token {c}, and which one is the sampled "
+                "id's is not known. Fix: pass logprob_token_ids, or one value per token"
             )
-        if len(among) != len(values) or c >= len(ids) or ids[c] not in among:
-            raise ArgumentError(
-                f"to_trajectories: logprobs of completion {i} have {len(values)} values at token {c}, and which "
-                "one is the sampled id's is not known. Fix: pass logprob_token_ids, or one value per token"
-            )
-        out.append(values[list(among).index(ids[c])])
+        out.append(values[among.index(own)])
     return out
 
 
