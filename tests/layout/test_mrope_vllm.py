@@ -89,11 +89,7 @@ def test_vllm_follows(name):
     others, excluded = [r for r in family.position_rules if r != rule], set()
     for _ in range(1000):
         ids, images, videos, seconds = random_layout(rng, family, image_frames=1)
-        given = {
-            "image_grid_thw": images,
-            "video_grid_thw": videos,
-            "second_per_grid_ts": seconds,
-        }
+        given = {"image_grid_thw": images, "video_grid_thw": videos, "second_per_grid_ts": seconds}
         wanted, delta = model.get_mrope_input_positions(
             ids.tolist(), features_of(ids, images, videos, seconds, family)
         )

@@ -24,8 +24,8 @@ def run(rank, ranks):
     mine = slice(bounds[rank], bounds[rank + 1])
     whole, index, own = mp.gather_rewards(rewards[mine], groups[mine])
     assert torch.equal(whole, rewards) and torch.equal(index, groups) and own == mine
-    every, own = mp.gather_rewards(rewards[:0] if rank else rewards)  # one rank may have none
-    assert torch.equal(every, rewards) and own == (slice(13, 13) if rank else slice(0, 13))
+    every, first = mp.gather_rewards(rewards[:0] if rank else rewards)  # one rank may have none
+    assert torch.equal(every, rewards) and first == (slice(13, 13) if rank else slice(0, 13))
     for kind in ("grpo", "rloo", "dr_grpo", "loo_std", "lite_ppo", "reinforce_pp", "pass_at_k"):
         k = {"k": 2} if kind == "pass_at_k" else {}
         want = mp.group_advantages(rewards, groups, kind, **k)[mine]
@@ -39,9 +39,8 @@ def run(rank, ranks):
 
 def by_name(rewards, groups, mine):
     """GDPO over loss tokens and units, whose samples lie on several ranks."""
-    unit = (
-        torch.arange(13) // 2
-    )  # samples 2k and 2k + 1 are one trajectory, cut by the ranks' bounds
+    # samples 2k and 2k + 1 are one trajectory, cut by the ranks' bounds
+    unit = torch.arange(13) // 2
     first, groups, tokens = rewards[unit * 2], groups[unit * 2], torch.arange(13) + 1
     second = first.square().double()
     columns = (first, second, groups, tokens, unit)

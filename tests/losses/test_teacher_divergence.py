@@ -97,9 +97,7 @@ def both(student, teacher, ids):
     """The student's logprobs at ids [N, k] on the graph, and the teacher's as lists."""
     count, k = ids.shape
     lists = ScoredSupport(
-        torch.arange(count + 1) * k,
-        ids.flatten(),
-        teacher.log_softmax(-1).gather(1, ids).flatten(),
+        torch.arange(count + 1) * k, ids.flatten(), teacher.log_softmax(-1).gather(1, ids).flatten()
     )
     return student.log_softmax(-1).gather(1, ids).flatten(), lists
 

@@ -36,13 +36,7 @@ def test_other_pixels_of_one_cache_key(make, hashes):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        np.copy,
-        torch.from_numpy,
-        lambda x: torch.from_numpy(x).double(),
-        lambda x: None,
-    ],
+    "change", [np.copy, torch.from_numpy, lambda x: torch.from_numpy(x).double(), lambda x: None]
 )
 def test_the_same_pixels_in_any_form(change):
     samples = two(change)
