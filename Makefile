@@ -15,8 +15,10 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # For each version but the newest, which is the one of .venv, a file of pins.
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
-# Frameworks whose pins need environments of their own, and markers that leave their tests out of the others.
-FRAMEWORKS := verl openrlhf sglang renderers deepspeed quantized plane logging hub
+# Frameworks whose pins need environments of their own; those whose pins agree; markers that leave out the tests of all.
+APART := verl openrlhf sglang
+TOGETHER := renderers deepspeed quantized plane logging
+FRAMEWORKS := $(APART) $(TOGETHER) hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not rest and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
@@ -48,7 +50,7 @@ test-slow: $(STAMP)  ## the tests marked slow, and the cases that test leaves ou
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \
-  $(patsubst %,tests/adapters/test_%.py,attention collator families merge_in_models pack_videos trl_grpo unwrap)
+  $(patsubst %,tests/adapters/test_%.py,attention collator lora model_inputs pack_videos trl_grpo)
 
 .PHONY: test-cpus
 test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vectors, two threads
@@ -58,10 +60,10 @@ test-cpus: $(STAMP)  ## the numerical tests as other CPUs compute: narrower vect
 	done; exit $$status; }
 
 .PHONY: test-video
-test-video: .venv-upstream/.stamp .venv-video/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
+test-video: .venv-upstream/.stamp .venv-together/.stamp  ## videos beside qwen-vl-utils and transformers' processors; every decoder beside PyAV
 	.venv-upstream/bin/python -m pytest $(PARALLEL) $(SOME) -m "upstream and not engine" $(call marked,upstream)
-	.venv-video/bin/python fixtures/readers/regenerate.py --check
-	.venv-video/bin/python -m pytest $(PARALLEL) $(SOME) -m decoders $(call marked,decoders)
+	.venv-together/bin/python fixtures/readers/regenerate.py --check
+	.venv-together/bin/python -m pytest $(PARALLEL) $(SOME) -m decoders $(call marked,decoders)
 
 .PHONY: test-transformers
 test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each older transformers; `test` has the newest
@@ -81,8 +83,11 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ##
 	MMPACK_MATRIX=build/matrix $(PYTEST) tests/matrix/test_matrix.py::test_no_framework_that_ci_installs_is_missing
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
-$(FRAMEWORKS:%=test-framework-%): test-framework-%: .venv-%/.stamp
-	.venv-$*/bin/python -m pytest $(SOME) -m "$* and not gpu" $(call marked,$*)
+$(APART:%=test-framework-%): test-framework-%: .venv-%/.stamp
+$(TOGETHER:%=test-framework-%): .venv-together/.stamp
+test-framework-hub: .venv-transformers-5.19/.stamp
+$(FRAMEWORKS:%=test-framework-%): test-framework-%:
+	$(<D)/bin/python -m pytest $(SOME) -m "$* and not gpu" $(call marked,$*)
 
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
@@ -148,21 +153,21 @@ generated: $(STAMP) .venv-upstream/.stamp  ## are the JSON schema, the fixtures,
 	$(BIN)/python docs/site/explained.py --check
 
 .PHONY: docs
-docs: .venv-docs/.stamp  ## the documentation site, to build/site; a warning is an error, and so is a link that leads nowhere
-	.venv-docs/bin/python -m sphinx -W --keep-going -q -E -a -c docs/site -d build/site-cache . build/site
+docs: .venv-tools/.stamp  ## the documentation site, to build/site; a warning is an error, and so is a link that leads nowhere
+	.venv-tools/bin/python -m sphinx -W --keep-going -q -E -a -c docs/site -d build/site-cache . build/site
 
 .PHONY: wheel-check
 wheel-check: $(STAMP)  ## does the built wheel install and run in an empty environment?
 	$(BIN)/python tests/support/wheel_check.py
 
 .PHONY: release
-release: $(STAMP) .venv-release/.stamp  ## sdist, wheel, bill of materials and sums in dist/, checked; nothing is uploaded
+release: $(STAMP) .venv-tools/.stamp  ## sdist, wheel, bill of materials and sums in dist/, checked; nothing is uploaded
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
-	.venv-release/bin/python -m twine check --strict dist/*
-	.venv-release/bin/python tests/support/extras_check.py
+	.venv-tools/bin/python -m twine check --strict dist/*
+	.venv-tools/bin/python tests/support/extras_check.py
 	$(BIN)/python tests/support/wheel_check.py --dist dist
-	.venv-release/bin/python tests/support/sbom.py dist
+	.venv-tools/bin/python tests/support/sbom.py dist
 	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
 .PHONY: hub
@@ -170,8 +175,8 @@ hub: $(STAMP)  ## the ops as kernels for the Hugging Face hub, to build/hub
 	$(BIN)/python hub/write.py build/hub
 
 .PHONY: lock
-lock: .venv-release/.stamp  ## the pins, with hashes, of what the GitHub action installs
-	{ head -n 1 $(LOCKED); .venv-release/bin/uv pip compile pyproject.toml -c constraints.txt --universal --python-version 3.11 \
+lock: .venv-tools/.stamp  ## the pins, with hashes, of what the GitHub action installs
+	{ head -n 1 $(LOCKED); .venv-tools/bin/uv pip compile pyproject.toml -c constraints.txt --universal --python-version 3.11 \
 	  --extra cli --extra parquet --extra zstd --extra view --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet; } \
 	  > build-lock.txt && mv build-lock.txt $(LOCKED)
 

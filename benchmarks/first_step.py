@@ -157,6 +157,7 @@ def run(options: argparse.Namespace) -> None:
 
     import mmpack as mp
     import mmpack.adapters.transformers
+    from mmpack.adapters.transformers.compile_ahead import compile_ahead
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     report(
@@ -179,7 +180,7 @@ def run(options: argparse.Namespace) -> None:
         if options.child == "ahead":
             with timed("ahead", device):
                 made_up = mp.pack(samples(STEPS, options.size), share_prefix=True).to(device)
-                mmpack.adapters.transformers.compile_ahead(model, made_up, old_logprobs=False)
+                compile_ahead(model, made_up, old_logprobs=False)
             seen.take()
         for i in range(STEPS):
             with timed("pack", device):

@@ -1,6 +1,6 @@
 """Tiny samples through Ray Data's actor, against a plain loop: rows a second, and the memory of all processes.
 
-    .venv-plane/bin/python benchmarks/ray_rows.py [--rows 30000 300000] [--out FILE]
+    .venv-together/bin/python benchmarks/ray_rows.py [--rows 30000 300000] [--out FILE]
 
 A row is a short message and a short answer; what is timed is from rows to samples in this process, pictures aside.
 Memory is the proportional set size (PSS) of this process and its children, Ray's store among them, sampled each second,

@@ -23,7 +23,8 @@ from PIL import Image
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.demo import qwen_vl_processor, tiny_model
-from mmpack.trajectory import Click, action_text, annotate_actions, check_actions, read_action
+from mmpack.schema.actions import Click
+from mmpack.trajectory import action_text, annotate_actions, check_actions, read_action
 
 WIDTH, HEIGHT = 224, 168  # multiples of 28: Qwen2.5-VL's processor leaves the screenshot as it is
 EPISODES, TURNS = 4, 2  # per task, which GRPO compares with each other; the maximum per episode

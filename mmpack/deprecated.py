@@ -1,4 +1,4 @@
-"""Deprecated names and arguments: they work until the version that they name, and say what replaces them.
+"""Deprecated names: they work until the version that they name, and say what replaces them.
 
 docs/stability.md is the policy. A test refuses a release that still has what it said it would remove.
 """
@@ -6,12 +6,11 @@ docs/stability.md is the policy. A test refuses a release that still has what it
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from mmpack.errors import ArgumentError, MmpackWarning
+from mmpack.errors import MmpackWarning
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +58,9 @@ def deprecated(
     """
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
-        said = _declare(f"{function.__module__}.{function.__qualname__}", instead, since, removed)
+        name = f"{function.__module__}.{function.__qualname__}"
+        said = Deprecation(name, instead, since, removed)
+        DECLARED.append(said)
 
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -69,42 +70,3 @@ def deprecated(
         return wrapped
 
     return wrap
-
-
-def renamed_argument(
-    old: str, new: str, *, since: str, removed: str
-) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator: the function takes the keyword `old` for `new`, and warns at the caller's line.
-
-    Raises, when it is called: ArgumentError where both are given.
-    """
-
-    def wrap(function: Callable[..., T]) -> Callable[..., T]:
-        signature = inspect.signature(function)
-        if new not in signature.parameters:
-            raise ArgumentError(
-                f"renamed_argument: {function.__qualname__} has no argument {new}. Fix: name an argument that it has"
-            )
-        where = f"{function.__module__}.{function.__qualname__}"
-        said = _declare(f"{where}({old}=)", f"write {new}=", since, removed)
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> T:
-            if old in kwargs:
-                if new in kwargs or new in signature.bind_partial(*args).arguments:
-                    raise ArgumentError(
-                        f"{where}: {old} and {new} are the same argument. Fix: pass {new} only"
-                    )
-                warnings.warn(str(said), DeprecatedWarning, stacklevel=2)
-                kwargs[new] = kwargs.pop(old)
-            return function(*args, **kwargs)
-
-        return wrapped
-
-    return wrap
-
-
-def _declare(name: str, instead: str, since: str, removed: str) -> Deprecation:
-    out = Deprecation(name, instead, since, removed)
-    DECLARED.append(out)
-    return out

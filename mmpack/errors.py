@@ -235,7 +235,7 @@ def check_name(what: str, option: str, value: Any, names: Collection[str]) -> No
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in the words of an error: `None`, `a list`, `a numpy array`."""
+    """Return what a value is, in the words of an error: `None`, `a list`, `a numpy array`."""
     if value is None:
         return "None"
     module, name = type(value).__module__.split(".")[0], type(value).__name__

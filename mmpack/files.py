@@ -42,7 +42,7 @@ _command: _Command | None = None  # of this process; None outside a command
 
 @contextmanager
 def inputs_kept(read: Mapping[Identity, str]) -> Iterator[None]:
-    """Within: `replaced` and `write_text` refuse every file of `read`, and what `reading` adds.
+    """Make `replaced` and `write_text` refuse every file of `read`, and what `reading` adds, within the block.
 
     Args: `read`: files by identity, with what they are in words.
     """
@@ -136,7 +136,7 @@ def replaced(
 
 
 def _mode(path: Path) -> int | None:
-    """Of the file that `path` leads to; None if there is none. Raises OSError."""
+    """Return the mode of the file that `path` leads to; None if there is none. Raises OSError."""
     try:
         return os.stat(path).st_mode
     except FileNotFoundError:
@@ -213,7 +213,7 @@ def _failing(what: str, path: Path, error: type[MmpackError] | None) -> Iterator
 
 
 def _locked_beside(target: Path) -> tuple[Path, IO[bytes]]:
-    """A new file beside `target`, and a lock on it that ends with its process."""
+    """Open a new file in the folder of `target`, with a lock that ends with its process."""
     while True:
         temporary = target.with_name(f".{target.name[:NAMED]}.{secrets.token_hex(8)}.tmp")
         file = temporary.open("xb")
@@ -244,7 +244,7 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def _lock(file: IO[bytes], wait: bool) -> bool:
-    """Whether the lock is ours now. On a disk without locks it never is: then nothing is removed there."""
+    """Take the lock; return whether it is ours. On a disk without locks it never is: then nothing is removed there."""
     if os.name != "posix":
         return False
     try:

@@ -1,4 +1,4 @@
-"""What draws objects that stand below `mmpack.view`: it registers itself, and `mmpack` loads it when first asked."""
+"""Registry of what draws objects of rooms above `mmpack.view`; loaded when first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _loaders: list[Callable[[], object]] = []
 
 
 def register(**functions: Callable[..., Any]) -> None:
-    """Make functions known that draw: `card` for notebooks, others by name."""
+    """Register functions that draw: `card` for notebooks, others by name."""
     _registered.update(functions)
 
 
@@ -30,7 +30,7 @@ def drawer(name: str) -> Callable[..., Any]:
 
 
 class Drawn:
-    """A base that has nothing but its look in a notebook."""
+    """Base class: adds `_repr_html_`."""
 
     def _repr_html_(self) -> str:
         """A fragment of HTML; without Jinja2 the text, and how to get the rest."""

@@ -54,7 +54,3 @@ def test_every_block_is_run(page):
     else:
         code = (tests / "test_docs_run.py").read_text(encoding="utf-8")
         assert page in WHOLE.findall(code), f"no test runs {page}"
-
-
-def test_no_page_is_listed_that_has_no_code():
-    assert ELSEWHERE.keys() <= {*PAGES}

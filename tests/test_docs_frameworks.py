@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.benchmarks import benchmark
 from support.tiny_models import tiny_qwen2_5_vl
 from support.trl_trainers import datasets, reward, rows_of, small_processor, trl
 from test_docs_run import blocks, run
@@ -78,17 +77,6 @@ def test_the_trainer_s_both_sides(given):
     assert inputs["input_ids"].numel() < labels.numel() / 2
 
 
-@pytest.mark.slow
-def test_both_loops_have_one_gradient(given):
-    gradients = []
-    for word in ("stock_loss", "packed_logprobs"):
-        names = given | {"model": copy.deepcopy(given["model"])}
-        ran = run_part(names, "DataLoader", word)["model"]
-        gradients.append({n: p.grad for n, p in ran.named_parameters()})
-    for name, own in gradients[0].items():
-        assert (own - gradients[1][name]).norm() <= 1e-5 * own.norm() + 1e-7, name
-
-
 def test_what_to_log(given, capsys):
     ran = run_part(given, "mp.metrics(")
     assert str(sorted(ran["logged"])[:3]) in (ROOT / PAGE).read_text(encoding="utf-8")
@@ -147,27 +135,3 @@ def test_figures_are_those_of_the_results():
     assert at["padded-tower-no-mask"]["seconds"] == min(
         row["seconds"] for peer, row in at.items() if peer.startswith(("padded", "liger"))
     )
-
-
-def test_counts_are_those_of_the_results():
-    frameworks = benchmark("frameworks")
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert frameworks.paged(text) == text
-    found = {path.stem for path in frameworks.RESULTS.glob("*.json")}
-    assert found == frameworks.RUNNERS.keys()
-    for name in found:
-        row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        assert row["stock"].keys() == row["mmpack"].keys() == {"rows", "patches"}
-        assert all(row["mmpack"][part] < row["stock"][part] / 2 for part in row["stock"]), name
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
-@pytest.mark.parametrize("name", ["trl", "trainer", "accelerate"])
-def test_counts_are_counted_again(name):
-    """Those that need no environment of their own."""
-    pytest.importorskip("accelerate")
-    frameworks = benchmark("frameworks")
-    row = json.loads((frameworks.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    counted = frameworks.RUNNERS[name][0](frameworks.rollout())
-    assert counted == (row["stock"], row["mmpack"])

@@ -21,11 +21,10 @@ def given():
         if i % 3 == 0:
             file = io.BytesIO()
             Image.fromarray(rng.integers(0, 256, (56, 84, 3), dtype=np.uint8)).save(file, "png")
+        content = [{"type": "image"}, {"type": "text", "text": "?"}]
         rows.append(
             {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}
-                ],
+                "messages": [{"role": "user", "content": content}],
                 "images": [file.getvalue()],
                 "response_ids": rng.integers(0, 1000, 3 + i).tolist(),
                 "sample_id": f"s{i}",
@@ -33,16 +32,8 @@ def given():
             }
         )
     processor = mp.wrap_processor(hf)
-    samples = [
-        processor(
-            row["messages"],
-            row["response_ids"],
-            media=row["images"],
-            sample_id=row["sample_id"],
-            group_id=row["group_id"],
-        )
-        for row in rows
-    ]
+    names = ("messages", "response_ids", "sample_id", "group_id")
+    samples = [processor(**{n: row[n] for n in names}, media=row["images"]) for row in rows]
     return {"mp": mp, "samples": samples, "rows": rows, "hf_processor": hf}
 
 

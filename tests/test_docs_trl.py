@@ -9,7 +9,8 @@ from support.tiny_models import tiny_qwen2_5_vl
 from test_docs_run import blocks, run
 from transformers import TrainingArguments
 
-from mmpack.adapters.trl import MmpackGRPO, SampleWorker
+from mmpack.adapters.trl import MmpackGRPO
+from mmpack.adapters.trl.async_grpo import SampleWorker
 
 pytest.importorskip("trl")
 from support.trl_trainers import datasets, reward, rows_of, small_processor, trl

@@ -1,6 +1,5 @@
 """Files are whole or as they were: links, modes, killed writers, full disks."""
 
-import errno
 import os
 import signal
 import stat
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.samples import full_sample
 
-from mmpack.errors import ArgumentError, TraceError
-from mmpack.files import read_bounded, replaced, write_text
+from mmpack.errors import TraceError
+from mmpack.files import read_bounded, write_text
 from mmpack.schema.trace import FORMATS, read_trace, write_trace
 
 TESTS = Path(__file__).resolve().parent
@@ -111,22 +110,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(tmp_path, suffix):
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
-def test_no_room_left_says_to_make_room(tmp_path, monkeypatch):
-    """A disk may say only at the end that it is full."""
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with (
-        pytest.raises(ArgumentError, match=r"No space left.*Fix: make room") as caught,
-        replaced(tmp_path / "beside", "test", ArgumentError) as file,
-    ):
-        file.write(b"x" * 2**20)
-    assert not [*tmp_path.iterdir()]
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", ["folder", "fifo", "loop", "no folder", "file as folder"])
 def test_what_can_not_be_written_to(tmp_path, kind):
     path = tmp_path / "t.jsonl"
@@ -146,17 +129,6 @@ def test_what_can_not_be_written_to(tmp_path, kind):
     with pytest.raises(TraceError, match=r"^write_trace: .*Fix: name a ") as caught:
         write_trace(path, [full_sample()])
     assert "\n" not in str(caught.value) and sorted(tmp_path.iterdir()) == before
-
-
-def test_an_error_of_whoever_makes_the_samples_is_his(tmp_path):
-    def failing():
-        yield full_sample()
-        raise OSError(28, "of another disk")
-
-    for suffix in FORMATS:
-        with pytest.raises(OSError, match="of another disk"):
-            write_trace(tmp_path / f"t{suffix}", failing())
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_long_name_and_texts_of_commands(tmp_path):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FIX = re.compile(r"Fix: ([^\s\"'`{,.;:]*)(.?)")
+FIX = re.compile(r"Fix: ([^(\s\"'`{,.;:]*)(.?)")
 COMMANDS = {"apt-get", "pip", "python"}
 NO_VERB = {"a", "an", "another", "fewer", "more", "no", "not", "one", "or", "some", "the", "this"}
 

@@ -51,6 +51,8 @@ def test_a_planted_fault_is_kept(tmp_path, name):
     (file,) = keep.glob("*.bin")
     assert file.read_bytes() == b"7" and str(file) in done.stdout
     assert name == "dying" or "ZeroDivisionError" in file.with_suffix(".txt").read_text()
+    if name == "dying":
+        return
     assert run(f"planted:{name}", "--again", file, path=tmp_path).returncode != 0
     file.write_bytes(b"6")
     again = run(f"planted:{name}", "--again", file, path=tmp_path)

@@ -63,13 +63,7 @@ def commands(text):
     return [x for x in text.splitlines() if x.lstrip().startswith("::") or re.search(r"##\w*\[", x)]
 
 
-def test_no_text_of_a_trace_is_a_command_of_the_log(traces):
-    folder, given = traces
-    done, _, _ = step("Compare", folder, TRAIN="other.jsonl", **given)
-    stop, start = commands(done.stdout + done.stderr)
-    assert stop.startswith("::stop-commands::") and start == f"::{stop.rpartition(':')[2]}::"
-    done, _, _ = step("Annotate", folder, TRAIN="other.jsonl", **given)
-    assert [x.partition(" ")[0] for x in commands(done.stdout + done.stderr)] == ["::error"]
+PAGE = "https://github.com/o/r/actions/runs/1/artifacts/2"
 
 
 def test_equal_sides(traces):
@@ -86,35 +80,13 @@ def test_sides_that_differ_fail_the_job_after_their_page_is_kept(traces):
     folder, given = traces
     done, summary, output = step("Compare", folder, TRAIN="other.jsonl", **given)
     assert done.returncode == 0 and output == ["ok=false", "code=1"], done
+    stop, start = commands(done.stdout + done.stderr)  # no text of a trace is a command of the log
+    assert stop.startswith("::stop-commands::") and start == f"::{stop.rpartition(':')[2]}::"
     assert "DIFFERENT" in summary and not (folder / "hit").exists()
     body = summary.split("\n\n", 1)[1]
     assert all(line.startswith("    ") for line in body.splitlines())
     assert step("Verdict", folder, CODE=1)[0].returncode == 1
-    assert [*LINES].index("Keep the page") < [*LINES].index("Verdict")
-
-
-def test_findings_become_annotations(traces):
-    folder, given = traces
-    done, _, _ = step("Annotate", folder, TRAIN="other.jsonl", **given)
-    (line,) = [x for x in done.stdout.splitlines() if x.startswith("::error ")]
-    assert done.returncode == 0 and "file=other.jsonl,line=1" in line, done
-    assert not (folder / "hit").exists()
-    missing, _, _ = step("Annotate", folder, TRAIN="none.jsonl", **given)
-    assert missing.returncode == 1 and "does not exist" in missing.stderr
-
-
-PAGE = "https://github.com/o/r/actions/runs/1/artifacts/2"
-
-
-def test_the_summary_links_the_page(tmp_path):
-    done, summary, _ = step("Link the page", tmp_path, PAGE=PAGE)
-    assert done.returncode == 0 and f"]({PAGE})" in summary
-
-
-def test_the_comment_has_the_findings_and_the_page(traces):
-    """With a `gh` that writes down what it is asked for."""
-    folder, given = traces
-    step("Compare", folder, TRAIN="other.jsonl", **given)
+    # with a `gh` that writes down what it is asked for
     gh = folder / "path" / "gh"
     gh.parent.mkdir()
     gh.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > "{folder}/asked"\n')
@@ -128,15 +100,22 @@ def test_the_comment_has_the_findings_and_the_page(traces):
     head, text = Path(body).read_text().split(f"]({PAGE})\n\n")
     assert head.startswith("### mmpack parity") and "DIFFERENT" in text
     assert all(line.startswith("    ") and len(line) < 510 for line in text.splitlines())
-
-
-def test_who_gets_a_comment():
-    """Only who asked for it, and only where the sides differ."""
+    # a comment only for who asked for it, and only where the sides differ
     assert STEPS["inputs"]["comment"]["default"] == "false"
     said = LINES["Comment"]["if"]
     assert "inputs.comment == 'true'" in said and "outputs.code == '1'" in said
-    assert LINES["Annotate"]["if"] == "steps.compare.outputs.code == '1'"
-    assert [*LINES].index("Keep the page") < [*LINES].index("Comment") < [*LINES].index("Verdict")
+    order = [[*LINES].index(name) for name in ("Keep the page", "Comment", "Verdict")]
+    assert order == sorted(order)
+
+
+def test_findings_become_annotations(traces):
+    folder, given = traces
+    done, _, _ = step("Annotate", folder, TRAIN="other.jsonl", **given)
+    assert done.returncode == 0 and not (folder / "hit").exists(), done
+    (line,) = commands(done.stdout + done.stderr)
+    assert line.startswith("::error ") and "file=other.jsonl,line=1" in line
+    missing, _, _ = step("Annotate", folder, TRAIN="none.jsonl", **given)
+    assert missing.returncode == 1 and "does not exist" in missing.stderr
 
 
 def test_a_trace_that_is_not_there(traces):

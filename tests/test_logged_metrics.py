@@ -8,6 +8,7 @@ import torch
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
+from mmpack.cache import FeatureStore
 from mmpack.errors import ArgumentError
 from mmpack.losses.policy.call import METRICS
 
@@ -45,9 +46,7 @@ def loss_of(first, last, **options):
         {},
         {"correction": "tis"},
         {"correction": "mis", "correction_low": 0.5, "correction_high": 1.2},
-        {"kind": "gspo"},
         {"kl_coef": 0.1, "entropy_coef": 0.01, "dual_clip": 1.5},
-        {"aggregation": "sequence_mean_token_mean"},
     ],
     ids=str,
 )
@@ -93,10 +92,14 @@ def test_plans_batches_reports_and_numbers():
         samples, [*samples[:3], make_sample([parts[0], ("response", [1, 2, 9])], "s3")]
     )
     found = mp.metrics(
-        plan=plan, pack=packs, parity=report, lr=torch.tensor([0.5]), run={"epoch": np.float32(2)}
+        plan=plan,
+        pack=packs,
+        parity=report,
+        lr=torch.tensor([0.5]),
+        run={"epoch": np.float32(2), "features": FeatureStore(10)},
     )
     assert all(type(x) is float for x in found.values()) and json.dumps(found)
-    assert found["lr"] == 0.5 and found["run/epoch"] == 2.0
+    assert found["lr"] == 0.5 and found["run/epoch"] == 2.0 and found["run/features/hits"] == 0.0
     assert found["plan/total_tokens"] == 12.0 and found["plan/fill"] == plan.stats["fill"]
     assert found["plan/fills/max_tokens"] == plan.stats["fills"]["max_tokens"]
     assert "plan/loads" not in found and "plan/seconds" not in found  # a list, and None
@@ -105,14 +108,6 @@ def test_plans_batches_reports_and_numbers():
     assert found["parity/ok"] == float(report.ok) == 0.0
     assert found["parity/findings"] == report.total_findings > 0
     assert sum(v for k, v in found.items() if k.startswith("parity/causes/")) >= 1.0
-
-
-def test_stats_that_count_themselves():
-    from mmpack.adapters.trl.grpo import PassStats
-    from mmpack.cache import FeatureStore
-
-    found = mp.metrics(trl=PassStats(passes=2, tokens=7), features=FeatureStore(10))
-    assert (found["trl/tokens"], found["trl/passes"], found["features/hits"]) == (7.0, 2.0, 0.0)
 
 
 def test_a_probe_report():

@@ -1,7 +1,6 @@
 """Bars of long work: on a terminal, with MMPACK_PROGRESS, and nowhere else."""
 
 import contextlib
-import io
 import os
 import pty
 import re
@@ -13,7 +12,6 @@ import pytest
 from support.samples import full_sample
 
 import mmpack as mp
-import mmpack.progress as module
 from mmpack.progress import progress, tracked
 
 LONG = """
@@ -25,11 +23,6 @@ for _ in module.tracked(range(30), "counting"):
         time.sleep(0.01)
 print("done")
 """
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(autouse=True)
@@ -70,26 +63,14 @@ def test_a_terminal_shows_the_outermost_bar_and_stdout_is_left_alone():
     assert out == "done\n"
     assert "counting" in shown and "within" not in shown
     assert re.search(r"\d+/30", shown)
-    assert on_a_terminal(LONG, MMPACK_PROGRESS="0") == ("done\n", "")
-    short = LONG.replace("DELAY = 0.0", "DELAY = 99.0")
-    assert on_a_terminal(short) == ("done\n", "")
-
-
-def test_without_a_terminal_nothing_is_shown_and_nothing_is_wrapped(capfd):
-    items = [1, 2, 3]
-    assert tracked(items, "counting") is items
-    with progress("counting") as done:
-        done(1)
-    samples = [full_sample(f"s{i}", seed=i) for i in range(3)]
-    assert mp.compare(samples, samples).ok and mp.validate(samples) == []
-    assert mp.plan(samples, max_tokens=99).total_samples == 3
-    assert len(mp.pack(samples).sample_ids) == 3
-    mp.view.html(samples)
-    assert capfd.readouterr() == ("", "")
+    for code, settings in (
+        (LONG, {"MMPACK_PROGRESS": "0"}),
+        (LONG.replace("DELAY = 0.0", "DELAY = 99.0"), {}),
+    ):
+        assert on_a_terminal(code, **settings) == ("done\n", "")
 
 
 def test_lines_where_they_are_asked_for_without_a_terminal(monkeypatch, capsys):
-    monkeypatch.setenv("MMPACK_PROGRESS", "1")
     samples = [full_sample(f"s{i}", seed=i) for i in range(3)]
     ran = {
         "comparing": lambda: mp.compare(samples, samples),
@@ -97,14 +78,18 @@ def test_lines_where_they_are_asked_for_without_a_terminal(monkeypatch, capsys):
         "planning": lambda: mp.plan(samples, max_tokens=99),
         "packing": lambda: mp.pack(samples),
         "padding": lambda: mp.pad(samples),
+        "drawing": lambda: mp.view.html(samples),
     }
+    assert tracked(samples, "counting") is samples
+    for run in ran.values():
+        run()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("MMPACK_PROGRESS", "1")
     for what, run in ran.items():
         run()
-        first, last = capsys.readouterr().err.splitlines()
-        assert first == f"mmpack: {what}: 0 of 3, 0 s"
-        assert re.fullmatch(f"mmpack: {what}: 3 of 3, [0-9]+ s", last)
-    mp.view.html(samples)
-    assert capsys.readouterr().err.splitlines()[-1].startswith("mmpack: drawing: ")
+        first, *_, last = capsys.readouterr().err.splitlines()
+        assert what == "drawing" or first == f"mmpack: {what}: 0 of 3, 0 s"
+        assert re.fullmatch(f"mmpack: {what}: [0-9]+ of [0-9]+, [0-9]+ s", last)
 
 
 def test_another_thread_and_another_rank_show_nothing(monkeypatch, capsys):
@@ -116,16 +101,6 @@ def test_another_thread_and_another_rank_show_nothing(monkeypatch, capsys):
     thread.start()
     thread.join()
     assert capsys.readouterr().err == ""
-
-
-def test_without_rich_a_terminal_stays_quiet(monkeypatch):
-    find = module.importlib.util.find_spec
-    monkeypatch.setattr(
-        module.importlib.util, "find_spec", lambda name: None if name == "rich" else find(name)
-    )
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    items = [1]
-    assert tracked(items, "counting") is items
 
 
 def test_work_that_fails_lets_the_next_bar_show(monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """The first pages run: docs/start.md and its notebook; docs/migrating.md beside the mask that it starts from."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,6 @@ def test_migrating(capsys):
     names = run("docs/migrating.md", {})
     assert capsys.readouterr().out == "41 rows, where the rectangle had 44\n25 rows\n"
     assert len(names["hand_written"]) > 10
-
-
-def test_the_notebook_is_the_page(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
-    import notebook
-
-    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
-    text = (ROOT / "docs" / "start.ipynb").read_text(encoding="utf-8")
-    assert notebook.notebook(page) == text
-    assert text != notebook.notebook(page + "\nMore.\n")
-    sys.modules.pop("notebook")
 
 
 @pytest.mark.slow

@@ -21,14 +21,6 @@ def reference(monkeypatch):
     return reference
 
 
-@pytest.fixture
-def markdown(monkeypatch):
-    monkeypatch.syspath_prepend(str(SITE))
-    import docstrings
-
-    return docstrings.markdown
-
-
 def test_every_public_name_is_on_one_page(reference):
     homes = {name: home.split(".")[1] for home, names in mp._HOME.items() for name in names}
     pages = [part for _, parts in reference.PAGES.values() for part in parts]
@@ -47,23 +39,3 @@ def test_an_entry_has_the_parameters_and_the_words(reference, name):
             assert re.search(rf"\b{parameter}\b", head), parameter
     words = re.findall(r"[A-Za-z]{4,}", inspect.getdoc(value))
     assert [word for word in words if word not in text] == []
-
-
-def test_lists_and_examples(markdown):
-    text = """Do it.
-
-Args:
-    a, b: first line
-        of two, with a * b.
-    c: <one>, `<two>`.
-
-Returns: what.
-
-Example:
-    >>> 1 + 1
-    2
-"""
-    assert markdown(text) == (
-        "Do it.\n\n\n**Args**\n\n- `a`, `b`: first line\n  of two, with a \\* b.\n- `c`: \\<one>, `<two>`.\n\n"
-        "\n**Returns**: what.\n\n\n**Example**:\n\n```pycon\n>>> 1 + 1\n2\n```\n"
-    )

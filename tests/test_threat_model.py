@@ -37,13 +37,6 @@ def test_every_line_of_the_table_is_read():
     assert len(LIMITS) == sum(line.startswith("| ") for line in table.splitlines()) - 2 > 10
 
 
-def test_limits_of_videos_and_sounds_are_all_there():
-    names = {name for _, name in LIMITS}
-    for module in ("mmpack.video.limits", "mmpack.audio.decoding"):
-        fields = importlib.import_module(module).Limits.__dataclass_fields__
-        assert {f"{module}.Limits.{field}" for field in fields} <= names
-
-
 def test_tests_that_it_names_exist():
     named = re.findall(r"`(tests/[\w/.]+)`", PAGE)
     assert len(named) > 7 and all((ROOT / name).is_file() for name in named)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.step.work import Work
-from mmpack.adapters.torch.loader import groups_in
+from mmpack.adapters.torch.order import groups_in
 from mmpack.planning.plan import plan
 from mmpack.schema.sample import Sample
 

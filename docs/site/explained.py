@@ -98,8 +98,8 @@ def causes_markdown() -> str:
 
 What `mmpack parity` can name, in the order in which a pipeline runs into them: an earlier cause is the root of later
 ones. `mmpack explain CAUSE` says how it looks in a run, why it happens, what parity needs to see it, and how to fix it
-on either side. `fixtures/causes/CAUSE` holds a pair of traces that upstream code made, and what parity prints on it.
-This table is generated: do not edit.
+on either side. `fixtures/causes/CAUSE` holds a pair of traces that upstream code made, where it can make one, and what
+parity prints on it. This table is generated: do not edit.
 
 | cause | what happened | fix |
 | --- | --- | --- |

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mmpack.adapters.checks import check_kind
 from mmpack.adapters.sample_columns import given_pixels, held_pixels
-from mmpack.errors import ArgumentError, kind_of, require
+from mmpack.errors import require
 from mmpack.schema.error_text import trace_error
 from mmpack.schema.fields import Column
 from mmpack.schema.jsonl import dump_json
@@ -65,10 +66,7 @@ def from_table(table: Any, where: str = "from_table") -> list[Sample]:
     pyarrow = require("pyarrow", "parquet", _PURPOSE)
     if isinstance(table, pyarrow.RecordBatch):
         table = pyarrow.Table.from_batches([table])
-    if not isinstance(table, pyarrow.Table):
-        raise ArgumentError(
-            f"{where}: this is {kind_of(table)}, expected a pyarrow.Table. Fix: pass one that to_table made"
-        )
+    check_kind(f"{where}: this", table, pyarrow.Table, "pass a pyarrow.Table that to_table made")
     out: list[Sample] = []
     for batch in table.to_batches():
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, LayoutError, SchemaError, kind_of
+from mmpack.errors import ArgumentError, LayoutError, ModelError, SchemaError, kind_of
 from mmpack.schema.rules import packing_problems
 from mmpack.schema.sample import Sample
 
@@ -34,6 +34,12 @@ def check_each(where: str, count: int, of: str, lists: Mapping[str, Any]) -> Non
             )
 
 
+def check_kind(what: str, given: Any, kind: Any, fix: str) -> None:
+    """Raise ArgumentError unless `given` is of a type. Args: `what`: begins the error, names what is given."""
+    if not isinstance(given, kind):
+        raise ArgumentError(f"{what} is {kind_of(given)}. Fix: {fix}")
+
+
 def is_list(given: Any) -> bool:
     """Whether it has entries by number: a list, an array or a tensor, and no text or dict."""
     sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0
@@ -51,11 +57,9 @@ def check_groups(where: str, group_ids: Sequence[Any]) -> None:
 
 def as_list(given: Any, where: str) -> list[Any]:
     """The entries of a list or a tuple; none of None. Raises: ArgumentError."""
-    if given is None:
-        return []
-    if not isinstance(given, list | tuple):
+    if not isinstance(given, list | tuple | None):
         raise ArgumentError(f"{where} is {kind_of(given)}, expected a list. Fix: pass a list")
-    return list(given)
+    return list(given or ())
 
 
 def as_number(given: Any, where: str) -> float:
@@ -114,3 +118,12 @@ def refuse_reward_on_no_token(where: str) -> None:
         "Fix: drop rows without a response before scoring them",
         "MM305",
     )
+
+
+def refuse_on(where: str, options: Iterable[tuple[str, Any, str]]) -> None:
+    """Raise ModelError for a framework's option that a packed pass can't obey. Args: `options`: (name, is on, fix)."""
+    for name, on, fix in options:
+        if on:
+            raise ModelError(
+                f"{where}: {name} is on, which the packed pass does not support. Fix: {fix}"
+            )

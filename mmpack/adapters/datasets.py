@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from mmpack.adapters.arrow import arrow_schema, from_table
+from mmpack.adapters.checks import check_kind
 from mmpack.adapters.process_rows import ProcessRows
-from mmpack.errors import ArgumentError, kind_of, needs
+from mmpack.errors import ArgumentError, needs
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 
@@ -18,6 +19,7 @@ with needs("data", __name__):
     import datasets
 
 BATCH = 64  # rows that are processed at a time
+KINDS = datasets.Dataset | datasets.IterableDataset
 
 
 def map_samples(
@@ -41,10 +43,8 @@ def map_samples(
 
     Raises: ArgumentError; errors of rows while they are processed.
     """
-    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
-        raise ArgumentError(
-            f"map_samples: dataset is {kind_of(dataset)}. Fix: pass a Dataset, or an IterableDataset, of one split"
-        )
+    fix = "pass a Dataset, or an IterableDataset, of one split"
+    check_kind("map_samples: dataset", dataset, KINDS, fix)
     rows = processor if isinstance(processor, ProcessRows) else ProcessRows(processor, pixels)
     features = datasets.Features.from_arrow_schema(arrow_schema(rows.pixels))
     options = {"features": features, **options}
@@ -65,10 +65,7 @@ class Samples:
     """
 
     def __init__(self, dataset: Any):
-        if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
-            raise ArgumentError(
-                f"Samples: dataset is {kind_of(dataset)}. Fix: pass what map_samples returned"
-            )
+        check_kind("Samples: dataset", dataset, KINDS, "pass what map_samples returned")
         self.dataset = dataset.with_format("arrow")
 
     def __len__(self) -> int:

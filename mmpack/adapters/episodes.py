@@ -118,12 +118,16 @@ def urls_of(
 
 def check_episodes(given: Any, what: str, lists: Mapping[str, Any]) -> list[Any]:
     """The episodes as a list, with one entry of each of `lists` per episode. Raises: ArgumentError."""
-    if not is_list(given):
-        raise ArgumentError(
-            f"to_trajectories: {what} is {kind_of(given)}, expected a list. Fix: pass one entry per episode"
-        )
+    refuse_no_list(what, given, "pass one entry per episode")
     check_each("to_trajectories", len(given), "episodes", lists)
     return list(given)
+
+
+def refuse_no_list(name: str, given: Any, fix: str) -> None:
+    if not is_list(given):
+        raise ArgumentError(
+            f"to_trajectories: {name} is {kind_of(given)}, expected a list. Fix: {fix}"
+        )
 
 
 def named(trajectories: Sequence[Trajectory], group_ids: Sequence[str] | None) -> list[Trajectory]:

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from mmpack.adapters.checks import as_number
+from mmpack.adapters.checks import as_number, check_kind
 from mmpack.adapters.episodes import (
     Options,
     check_episodes,
@@ -25,7 +25,7 @@ from mmpack.adapters.episodes import (
     reading,
     urls_of,
 )
-from mmpack.errors import ArgumentError, kind_of, one_line
+from mmpack.errors import ArgumentError, one_line
 from mmpack.processors.conversation import source_of
 from mmpack.processors.wrap import Processor
 from mmpack.schema.ragged import Ragged
@@ -73,10 +73,7 @@ def to_trajectories(
     given = check_episodes(
         rollouts, "rollouts", {"group_ids": group_ids, "policy_versions": policy_versions}
     )
-    if not isinstance(media, Mapping | None):
-        raise ArgumentError(
-            f"to_trajectories: media is {kind_of(media)}, expected a dict. Fix: pass URL -> picture"
-        )
+    check_kind("to_trajectories: media", media, Mapping | None, "pass a dict, URL -> picture")
 
     def read(i: int, where: str) -> tuple[list[Record], dict[str, Any]]:
         if isinstance(given[i], Sequence) and not isinstance(given[i], str | bytes):
@@ -127,12 +124,12 @@ def _record(
         return out[own]
 
     scores = column("ref_logprobs" if dense else "reference_logprobs")
-    reference = None
+    teachers = None
     if scores is not None:
         # it scored only what was sampled: one id per list
         places = np.flatnonzero(sampled[own])
         lists = Ragged.of([[t] for t in np.asarray(ids)[own][places]], scores[places, None])
-        reference = lists.spread(places, len(ids) - start)
+        teachers = {REFERENCE: lists.spread(places, len(ids) - start)}
     return Record(
         [*before, *ids[:start]],
         ids[own],
@@ -140,7 +137,7 @@ def _record(
         media,
         column("logprobs"),
         kept_ids=_kept_lists(given, sampled, start, where),
-        teachers=None if reference is None else {REFERENCE: reference},
+        teachers=teachers,
     )
 
 
@@ -255,8 +252,7 @@ def _media_of(
     """The pictures of a path: those of its messages, or what the renderer made of them."""
     out: list[Any] = []
     for node in path:
-        found = node.get("multi_modal_data")
-        items = None if found is None else fields_of(found, where).get("mm_items")
+        items = part_of(node, "multi_modal_data", where).get("mm_items")
         urls = urls_of(node["message"], f"{where}.message", ("image_url",))
         known = [media.get(url, url if url.startswith("data:") else None) for url in urls]
         if None not in known:
@@ -303,7 +299,7 @@ def _about(trace: dict[str, Any], where: str) -> dict[str, Any]:
     ]
     nodes = [fields_of(n, where) for n in trace["nodes"]]
     unread = [name for name in _STREAMS if any(n.get(name) is not None for n in nodes)]
-    kept = kept_as_json({k: trace.get(k) for k in _KEPT} | ({"unread": unread} if unread else {}))
+    kept = kept_as_json({k: trace.get(k) for k in _KEPT} | {"unread": unread or None})
     return {"rewards": rewards or None, "verifiers": metrics or None, "metadata": {KEY: kept}}
 
 

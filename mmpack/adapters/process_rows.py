@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmpack.adapters.arrow import to_table
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.adapters.checks import check_kind
+from mmpack.errors import ArgumentError
 from mmpack.processors.wrap import Processor
 from mmpack.schema.plain_json import canonical_json
 
@@ -40,10 +41,8 @@ class ProcessRows:
         pixels: bool = True,
         arguments: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ):
-        if not isinstance(processor, Processor):
-            raise ArgumentError(
-                f"ProcessRows: processor is {kind_of(processor)}. Fix: pass mp.wrap_processor(hf_processor)"
-            )
+        fix = "pass mp.wrap_processor(hf_processor)"
+        check_kind("ProcessRows: processor", processor, Processor, fix)
         self.processor, self.pixels = processor, pixels
         self.arguments = row_arguments if arguments is None else arguments
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from mmpack.adapters.arrow import from_table
+from mmpack.adapters.checks import check_kind
 from mmpack.adapters.process_rows import ProcessRows
-from mmpack.errors import ArgumentError, check_whole, kind_of, needs
+from mmpack.errors import check_whole, needs
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 
@@ -18,6 +19,7 @@ with needs("ray", __name__):
     import ray.data
 
 BATCH = 64  # rows that are processed, or read, at a time
+FIX = "pass a ray.data.Dataset, as of ray.data.from_items(rows)"
 
 
 def map_samples(
@@ -43,7 +45,7 @@ def map_samples(
 
     Raises: ArgumentError; errors of rows where the dataset is read.
     """
-    _check("map_samples", dataset)
+    check_kind("map_samples: dataset", dataset, ray.data.Dataset, FIX)
     rows = processor if isinstance(processor, ProcessRows) else ProcessRows(processor, pixels)
     return dataset.map_batches(
         _Actor,
@@ -62,7 +64,7 @@ def to_samples(dataset: Any, batch_size: int = BATCH) -> Iterator[Sample]:
     Blocks come as they are done; groups stay together with
     `ray.data.DataContext.get_current().execution_options.preserve_order = True`. Raises: TraceError.
     """
-    _check("to_samples", dataset)
+    check_kind("to_samples: dataset", dataset, ray.data.Dataset, FIX)
     check_whole("to_samples", "batch_size", batch_size)
     for table in dataset.iter_batches(batch_format="pyarrow", batch_size=batch_size):
         yield from from_table(table, "to_samples")
@@ -84,10 +86,3 @@ class _Actor:
 
     def __call__(self, table: Any) -> Any:
         return self.rows(table)
-
-
-def _check(what: str, dataset: Any) -> None:
-    if not isinstance(dataset, ray.data.Dataset):
-        raise ArgumentError(
-            f"{what}: dataset is {kind_of(dataset)}. Fix: pass a ray.data.Dataset, as of ray.data.from_items(rows)"
-        )

@@ -4,21 +4,13 @@ per other node that reads it.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from mmpack.errors import needs
-
-with needs("ray", __name__):
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
 import threading
 import warnings
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +28,7 @@ from mmpack.errors import (
 
 with needs("ray", __name__):
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
@@ -80,18 +72,17 @@ class Registry:
         self._tokens: dict[str, Any] = {}
         self._used = 0
 
-    def known(self, key: str, holder: Holder) -> Found | None:
-        """A medium that is here; it is held from now on."""
-        return self.hold([key], holder).get(key)
-
     def put(
         self, key: str, dtype: str, shape: tuple[int, ...], crc32: int, body: Any, holder: Holder
     ) -> tuple[bool, Found | int]:
         """Keep and hold uint8 `body`. Whether it was written, and where it is; or how many bytes stand in its way."""
-        there = self.known(key, holder)
-        if there is not None:
-            return False, there
-        self._make_room(body.nbytes)
+        there = self.hold([key], holder)
+        if there:
+            return False, there[key]
+        self._evict(body.nbytes)
+        if self._used + body.nbytes > self.max_bytes:
+            self._forget_the_dead()  # asked only if there is no room
+            self._evict(body.nbytes)
         if self._used + body.nbytes > self.max_bytes:
             return False, self._used
         found = Found(dtype, shape, crc32, ray.put(body))
@@ -153,14 +144,8 @@ class Registry:
     def _drop(self, key: str) -> None:
         self._used -= self._kept.pop(key).nbytes
 
-    def _make_room(self, size: int) -> None:
-        """Drop what nobody holds until `size` bytes fit; whether holders live is asked only if that is not enough."""
-        self._evict(size)
-        if self._used + size > self.max_bytes:
-            self._forget_the_dead()
-            self._evict(size)
-
     def _evict(self, size: int) -> None:
+        """Drop what nobody holds until `size` bytes fit."""
         for key in [key for key, kept in self._kept.items() if not kept.holders]:
             if self._used + size <= self.max_bytes:
                 return
@@ -239,7 +224,7 @@ class RayBlobs(Mapping[str, Any]):
         check_key(key, "RayBlobs")
         dtype, shape, body = parts_of(key, pixels)
         holder = _holder()
-        wrote, found = False, self._ask("known", key, holder)
+        wrote, found = False, self._ask("hold", [key], holder).get(key)
         if found is None:
             wrote, found = self._ask("put", key, dtype, shape, checksum(key, body), body, holder)
         if not isinstance(found, Found):

@@ -19,7 +19,7 @@ from mmpack.errors import ArgumentError, LayoutError, kind_of, needs
 with needs("hf", __name__):
     import torch
 
-from mmpack.adapters.checks import as_list, check_each
+from mmpack.adapters.checks import as_list, check_each, check_kind
 from mmpack.adapters.episodes import reading
 from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, media_of_inputs, name_images
 from mmpack.adapters.row_sample import row_sample
@@ -178,10 +178,7 @@ def kept_lists(lists: Any, tokens: int, sampling: Mapping[str, Any] | None, wher
             f"{where} has {found} lists of kept ids for {tokens} sampled tokens. "
             "Fix: pass whole outputs, not parts of them"
         )
-    if not isinstance(sampling, Mapping | None):
-        raise ArgumentError(
-            f'{where}: sampling is {kind_of(sampling)}, expected a dict. Fix: pass sampling={{"logprobs": "processed"}}'
-        )
+    check_kind(f"{where}: sampling", sampling, Mapping | None, 'pass {"logprobs": "processed"}')
     kind = (sampling or {}).get("logprobs")
     if kind != "processed":
         raise ArgumentError(
@@ -205,10 +202,7 @@ def _media(
     """The media by modality, in order; new ones go to the store."""
     for name in ("hashes", "ranges", "items"):
         lists = getattr(given, name)
-        if not isinstance(lists, Mapping):
-            raise ArgumentError(
-                f"{where}: {name} is {kind_of(lists)}, expected a dict. Fix: pass a list per modality"
-            )
+        check_kind(f"{where}: {name}", lists, Mapping, "pass a dict, with a list per modality")
     if unread := [name for name in given.hashes if name not in GRIDS]:
         raise ArgumentError(
             f"{where} has media of modality {unread[0]!r:.40}, expected {' or '.join(GRIDS)}. Fix: drop them"

@@ -120,7 +120,8 @@ def _placed(
         if sum(counts) != len(runs):
             raise LayoutError(
                 f"{where} has {len(runs)} runs of {kind} placeholders, its {len(own)} {kind} grids need "
-                f"{sum(counts)}: a medium was dropped (dropped_image). Fix: keep each row with its own media",
+                f"{sum(counts)}: a medium was dropped (dropped_image), or the policy sampled a placeholder "
+                "(sampled_placeholder). Fix: keep each row with its own media, and placeholders out of the sampler",
                 "MM104" if len(runs) > sum(counts) else "MM107",
             )
         rest = iter(runs)

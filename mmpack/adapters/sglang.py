@@ -326,8 +326,7 @@ def _images(where: str, request: dict[str, Any]) -> list[Any]:
             f"{where}: its request has a video, and this adapter decodes none. Fix: leave the response out"
         )
     data = request.get("image_data")
-    items = data if isinstance(data, list | tuple) else [] if data is None else [data]
-    return [p for item in items for p in _opened(where, item)]
+    return [] if data is None else _opened(where, data)
 
 
 def _opened(where: str, item: Any) -> list[Any]:
@@ -345,20 +344,8 @@ def _opened(where: str, item: Any) -> list[Any]:
         raise ArgumentError(
             f"{where}: image_data has a URL, and mmpack fetches nothing. Fix: pass the pictures as images="
         )
-    if item.startswith("data:"):
-        raw = _decoded(item.partition(",")[2], strict=False)
-        if raw is None:
-            raise ArgumentError(
-                f"{where}: image_data has a data URI that is not base64. Fix: encode it again"
-            )
-        return [raw]
-    raw = _decoded(item, strict=True)
-    return [item if raw is None or not is_picture(raw) else raw]  # or else a path
-
-
-def _decoded(text: str, strict: bool) -> bytes | None:
-    """The bytes of base64, None where it is not base64. `strict`: no line breaks either."""
     try:
-        return base64.b64decode(text, validate=strict)
-    except ValueError:
-        return None
+        raw = base64.b64decode(item, validate=True)
+    except ValueError:  # a data: URL, or a path
+        return [item]
+    return [raw if is_picture(raw) else item]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Unpack
 
-from mmpack.adapters.checks import as_list, as_number, check_each, check_groups, is_list
+from mmpack.adapters.checks import as_list, as_number, check_each, check_groups, check_kind, is_list
 from mmpack.adapters.episodes import (
     Options,
     fields_of,
@@ -21,9 +21,10 @@ from mmpack.adapters.episodes import (
     part_of,
     read_episodes,
     reading,
+    refuse_no_list,
     renamed,
 )
-from mmpack.errors import ArgumentError, kind_of
+from mmpack.errors import ArgumentError
 from mmpack.processors.wrap import Processor
 from mmpack.schema.spans import Score
 from mmpack.trajectory.records import Record
@@ -40,30 +41,14 @@ FIELDS = {
     "routed_experts": "rollout_expert_indices",
     "policy_versions": "policy_versions",
 }
-_NEEDED = ("prompt_token_ids", "response_ids", "loss_masks")
+_NEEDED = ("prompt_token_ids", "response_ids", "loss_masks", "rewards")
 _READ = (
-    *_NEEDED,
-    "rewards",
-    "stop_reasons",
-    "rollout_logprobs",
-    "trajectory_ids",
-    "rollout_expert_indices",
-    "is_last_step",
-    "env_metrics",
-    "pixel_values",
-    "image_grid_thw",
+    *(*_NEEDED, "rollout_logprobs", "rollout_expert_indices", "is_last_step", "trajectory_ids"),
+    *("stop_reasons", "env_metrics", "pixel_values", "image_grid_thw"),
 )
 # its generators' and Harbor's words -> those of Sample
-_FINISH = {
-    "stop": "stop",
-    "complete": "stop",
-    "length": "length",
-    "context_length": "length",
-    "tool_calls": "tool",
-    "abort": "abort",
-    "error": "abort",
-    "agent_timeout": "abort",
-}
+_FINISH = {"stop": "stop", "complete": "stop", "length": "length", "context_length": "length"}
+_FINISH |= {"tool_calls": "tool", "abort": "abort", "error": "abort", "agent_timeout": "abort"}
 
 
 def to_trajectories(
@@ -96,53 +81,40 @@ def to_trajectories(
     rows = _rows(output, given)
     check_groups("to_trajectories", group_ids or ())
     with reading("to_trajectories: is_last_step"):
-        ends = [i + 1 for i, row in enumerate(rows) if row.get("is_last_step", True)]
-    if ends[-1:] != [len(rows)] and rows:
+        ends = [0, *(i + 1 for i, row in enumerate(rows) if row.get("is_last_step", True))]
+    if ends[-1] != len(rows):
         raise ArgumentError(
-            f"to_trajectories: rows {ends[-1] if ends else 0} to {len(rows) - 1} have no last step. "
+            f"to_trajectories: rows {ends[-1]} to {len(rows) - 1} have no last step. "
             "Fix: pass the output whole"
         )
-    episodes = [range(a, b) for a, b in pairwise([0, *ends])]
+    episodes = [range(a, b) for a, b in pairwise(ends)]
     names = [f"rows {own[0]} to {own[-1]}" if len(own) > 1 else f"row {own[0]}" for own in episodes]
+    known = [_identity([rows[i] for i in own], n) for own, n in zip(episodes, names, strict=True)]
 
     def read(e: int, where: str) -> tuple[list[Record], dict[str, Any]]:
-        own, last = episodes[e], rows[episodes[e][-1]]
-        records = [
-            _record(rows[i], processor, i == own[-1], f"to_trajectories: row {i}") for i in own
-        ]
-        if is_list(last["rewards"]):
+        last = episodes[e][-1]
+        at = "to_trajectories: row"
+        records = [_record(rows[i], processor, i == last, f"{at} {i}") for i in episodes[e]]
+        rewards = rows[last]["rewards"]
+        if is_list(rewards):
             return records, {}
-        return records, {
-            "rewards": [Score(REWARD, as_number(last["rewards"], f"{where}: rewards"))]
-        }
+        return records, {"rewards": [Score(REWARD, as_number(rewards, f"{where}: rewards"))]}
 
     made = read_episodes(names, read, processor, options)
-    known = [_identity([rows[i] for i in own], n) for own, n in zip(episodes, names, strict=True)]
     called, groups = [name for name, _ in known], [group for _, group in known]
     if group_ids is not None:
         groups = [group_ids[own[0]] for own in episodes]
-    if None in groups:
-        return named(made, None)
-    if None in called or len(set(called)) < len(called):
-        return named(made, groups)
-    return [
-        replace(t, trajectory_id=name, group_id=group)
-        for t, name, group in zip(made, called, groups, strict=True)
-    ]
+    if None in groups or None in called or len(set(called)) < len(called):
+        return named(made, None if None in groups else groups)
+    about = zip(made, called, groups, strict=True)
+    return [replace(t, trajectory_id=name, group_id=group) for t, name, group in about]
 
 
 def _rows(output: Any, more: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lists of an output, and `more`, as rows. Raises: ArgumentError."""
-    if not isinstance(output, Mapping):
-        raise ArgumentError(
-            f"to_trajectories: output is {kind_of(output)}, expected a dict. Fix: pass a GeneratorOutput"
-        )
-    lists = fields_of(output, "to_trajectories: output", (*_NEEDED, "rewards"))
-    if not is_list(lists["response_ids"]):
-        what = kind_of(lists["response_ids"])
-        raise ArgumentError(
-            f"to_trajectories: response_ids is {what}. Fix: pass a list of ids per row"
-        )
+    check_kind("to_trajectories: output", output, Mapping, "pass a GeneratorOutput, a dict")
+    lists = fields_of(output, "to_trajectories: output", _NEEDED)
+    refuse_no_list("response_ids", lists["response_ids"], "pass a list of ids per row")
     count = len(lists["response_ids"])
     given = {name: lists.get(name) for name in _READ} | dict(more)
     check_each("to_trajectories", count, "rows", given)
@@ -155,43 +127,36 @@ def _identity(rows: list[dict[str, Any]], where: str) -> tuple[Any, Any]:
     where = f"to_trajectories: {where}"
     with reading(f"{where}: trajectory_ids"):
         ids = [part_of(row, "trajectory_ids", where) for row in rows]
-        found = [(own.get("instance_id"), own.get("repetition_id")) for own in ids]
-        several = len(set(found)) > 1
-    if several:
+        found = {(own.get("instance_id"), own.get("repetition_id")): None for own in ids}
+    if len(found) > 1:
         raise ArgumentError(
-            f"{where} have several trajectory_ids: {found[0]} and others. Fix: end each episode with is_last_step"
+            f"{where} have several trajectory_ids: {list(found)!r:.80}. Fix: end each episode with is_last_step"
         )
-    instance, repetition = found[0]
+    [(instance, repetition)] = found
     return (None, None) if instance is None else (f"{instance}_{repetition}", str(instance))
 
 
 def _record(row: dict[str, Any], processor: Processor, last: bool, where: str) -> Record:
-    reason, rewards = row.get("stop_reasons"), row["rewards"]
+    reason, rewards, media = row.get("stop_reasons"), row["rewards"], row.get("images")
     if row["loss_masks"] is None:
         raise ArgumentError(
             f"{where} has no loss_masks, which say what ids were sampled. Fix: pass a list of 0 or 1 per row"
         )
-    about = kept_as_json({"stop_reason": reason, "env_metrics": row.get("env_metrics")})
     if not is_list(rewards):
         # the last row's is the episode's
         value = as_number(rewards, f"{where}: rewards")
         rewards = value if value and not last else None
+    if media is None and row.get("pixel_values") is not None:
+        from mmpack.adapters.processed_media import media_of_inputs
+
+        inputs = {name: row.get(name) for name in ("pixel_values", "image_grid_thw")}
+        media = media_of_inputs(inputs, processor.family, where)["image"]
+    about = kept_as_json({"stop_reason": reason, "env_metrics": row.get("env_metrics")})
     return Record(
         **renamed(row, FIELDS),
-        media=_pixels(row, processor, where)
-        if row.get("images") is None
-        else as_list(row["images"], f"{where}: images"),
+        media=as_list(media, f"{where}: images"),
         rewards=rewards,
         score=REWARD if last else STEP_REWARD,
         finish_reason=_FINISH.get(reason) if isinstance(reason, str) else None,
         metadata={KEY: about} if about else {},
     )
-
-
-def _pixels(row: dict[str, Any], processor: Processor, where: str) -> list[Any]:
-    if row.get("pixel_values") is None:
-        return []
-    from mmpack.adapters.processed_media import media_of_inputs
-
-    inputs = {name: row.get(name) for name in ("pixel_values", "image_grid_thw")}
-    return list(media_of_inputs(inputs, processor.family, where)["image"])

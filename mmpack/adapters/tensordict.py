@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from mmpack.errors import ArgumentError, kind_of, needs
+from mmpack.errors import ArgumentError, needs
 
 with needs("tensordict", __name__):
     import torch
@@ -23,6 +23,7 @@ with needs("tensordict", __name__):
         TensorDictBase,
     )
 
+from mmpack.adapters.checks import check_kind
 from mmpack.adapters.sample_columns import PIXELS, from_columns, to_columns
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.tensors import as_tensor
@@ -69,10 +70,8 @@ def from_tensordict(given: Any) -> Any:
     Columns of a field's name that were added or changed count; others (such as `advantages`) stay in the TensorDict.
     A batch has the tensors that the TensorDict has now, on its device. Raises: ArgumentError, TraceError.
     """
-    if not isinstance(given, TensorDictBase):
-        raise ArgumentError(
-            f"from_tensordict: this is {kind_of(given)}, expected a TensorDict. Fix: pass one that to_tensordict made"
-        )
+    fix = "pass a TensorDict that to_tensordict made"
+    check_kind("from_tensordict: this", given, TensorDictBase, fix)
     if BATCH in _names(given):
         return _to_batch(given)
     if len(given.batch_size) != 1:

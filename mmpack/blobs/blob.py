@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import math
+import mmap
 import os
 import re
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmpack.blobs.mapping import mapped
 from mmpack.errors import ArgumentError, BlobError, require
 
+MAP_NORESERVE = 0x4000  # of Linux: pages count when they are written to
 HEAD_BYTES = 256
 VERSION = 2  # of what the values are; 1 had the channels of Gemma 4's patches first
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -99,3 +103,32 @@ def _fields(head: bytes, size: int) -> tuple[str, tuple[int, ...], int] | None:
     except (ValueError, KeyError, TypeError):
         return None
     return (name, shape, checksum) if right else None
+
+
+def mapped(file: int, size: int) -> np.ndarray:
+    """Return uint8 [size]: the file's pages, kept until the array is gone, even if the file is removed.
+
+    Whoever writes into the array gets pages of its own; the file stays as it was. Python's mmap would keep a file
+    open for each array, and a step has more media than a process may have open files. Raises OSError.
+    """
+    if not size:
+        return np.empty(0, np.uint8)
+    system = _system()
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    at = system.mmap(None, size, protection, mmap.MAP_PRIVATE | MAP_NORESERVE, file, 0)
+    if at == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    held = (ctypes.c_uint8 * size).from_address(at)
+    end = weakref.finalize(held, system.munmap, at, size)
+    end.atexit = False  # the process's end unmaps, and arrays may live until then
+    return np.frombuffer(memoryview(held), np.uint8)
+
+
+@functools.cache
+def _system() -> Any:
+    system = ctypes.CDLL(None, use_errno=True)
+    system.mmap.restype = ctypes.c_void_p
+    system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return system

@@ -1,4 +1,4 @@
-"""At most so many bytes in a folder of blobs: what no process holds goes first, the least recently used before others.
+"""Budget of a folder of blobs: at most so many bytes; evicts unheld files, least recently used first.
 
 The file `used` counts bytes. It may be too high (of a process that was killed meanwhile), never too low: files have
 their whole size before they are counted, and take their names while nobody looks. Who needs more than there is left
@@ -22,7 +22,7 @@ DIGITS = 20  # of the count: written in one piece, so that a killed process leav
 
 
 class Budget:
-    """Of the files below `folder`, in folders of two letters."""
+    """Byte count of the files below `folder`, in folders of two letters."""
 
     def __init__(self, folder: Path, max_bytes: int, locks: Locks):
         self.folder, self.max_bytes, self.locks = folder, max_bytes, locks
@@ -30,7 +30,7 @@ class Budget:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody counts meanwhile."""
+        """Keep others from counting in the block."""
         with self._thread, self.locks.alone(LOCK, wait=True):
             yield
 
@@ -52,7 +52,7 @@ class Budget:
             self._note(used + size)
 
     def recount(self) -> None:
-        """After files went that were counted."""
+        """Count again, after counted files were removed."""
         with self.alone():
             self._note(sum(size for _, size, _ in self._files()))
 
@@ -100,7 +100,7 @@ class Budget:
 
 
 def _left_behind(path: str) -> bool:
-    """Whether a half-written file is a dead process's: a writer locks its own (`mmpack.files`)."""
+    """Return whether a half-written file is a dead process's: a writer locks its own (`mmpack.files`)."""
     with open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

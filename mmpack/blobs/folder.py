@@ -28,7 +28,7 @@ FETCHING = 2**61  # where the locks of keys that are being fetched begin
 
 @dataclass
 class BlobStats:
-    """What this object did, in this process. Bytes are those of pixels."""
+    """Counts of what this object did in this process. Bytes are those of pixels."""
 
     written: int = 0
     bytes_written: int = 0
@@ -148,7 +148,7 @@ class BlobFolder(Mapping[str, Any]):
 
     @contextmanager
     def hold(self, keys: Iterable[str]) -> Iterator[None]:
-        """In the block no process removes these media for want of room. Raises: BlobError (MM404): one is gone."""
+        """Keep every process from evicting these media within the block. Raises: BlobError (MM404): one is gone."""
         keys = list(keys)
         numbers = [_number(key, self._name) for key in keys]
         for number in numbers:
@@ -212,7 +212,7 @@ class BlobFolder(Mapping[str, Any]):
         return pixels
 
     def _fetched(self, key: str) -> Any:
-        """Of `source`, kept here for the node's other processes."""
+        """Return pixels of `source`, and keep them for the node's other processes."""
         if self.source is None:
             raise KeyError(key)
         number = _number(key, self._name)
@@ -243,7 +243,7 @@ class BlobFolder(Mapping[str, Any]):
             )
 
     def __contains__(self, key: object) -> bool:
-        """Whether a whole file is here, or `source` has the key. Nothing is read but its head."""
+        """Return whether a whole file is here, or `source` has the key. Reads only its head."""
         if not isinstance(key, str) or not KEY.fullmatch(key):
             return False
         return _head(self._path(key)) is not None or (

@@ -19,7 +19,9 @@ SECONDS = 60  # to wait for a process that removes a folder; it takes millisecon
 
 
 def is_ours(folder: str) -> bool:
-    """Whether `folder` is this user's and closed to others. In /dev/shm another account may have made one of that name.
+    """Return whether `folder` is this user's and closed to others.
+
+    In /dev/shm another account may have made one of that name.
 
     Raises: FileNotFoundError.
     """
@@ -44,7 +46,7 @@ def shared(file: int) -> bool:
 
 
 def removed_if_unused(folder: str, wait: bool = False) -> bool:
-    """Whether nobody used `folder`; it is gone then. `wait`: until nobody does."""
+    """Remove `folder` if nobody uses it, and return whether it did. `wait`: until nobody does."""
     try:
         file = os.open(os.path.join(folder, USERS), os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # gone, or not ours
@@ -69,7 +71,7 @@ def removed_if_unused(folder: str, wait: bool = False) -> bool:
 
 
 def _got(file: int, wait: bool) -> bool:
-    """Whether the lock of one who is alone with the folder is ours."""
+    """Take the exclusive lock of the folder; return whether it is ours."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -78,7 +80,7 @@ def _got(file: int, wait: bool) -> bool:
 
 
 def is_users(folder: str, file: int) -> bool:
-    """Whether the open `file` is still the folder's."""
+    """Return whether the open `file` is still the folder's."""
     try:
         return os.path.samestat(os.stat(os.path.join(folder, USERS)), os.fstat(file))
     except OSError:

@@ -50,7 +50,7 @@ class Locks:
         self._other = os.open(self.path, flags, 0o600)  # meets our own shared locks, too
 
     def _ours(self) -> None:
-        """In a fork: files of its own. The parent's stay its own, though the fork has them open."""
+        """Open files of its own in a fork; the parent's stay the parent's, though the fork has them open."""
         if self._pid != os.getpid():
             os.close(self._file)
             os.close(self._other)
@@ -79,7 +79,7 @@ class Locks:
 
     @contextmanager
     def alone(self, number: int, wait: bool) -> Iterator[bool]:
-        """Whether the exclusive lock is ours in the block: nobody shares the number then, this process included.
+        """Yield whether the exclusive lock is ours: then nobody shares the number, this process included.
 
         `wait`: until it is. A process's threads must not wait for each other's: they have one lock.
         """

@@ -8,31 +8,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mmpack.cache.index import Hit, PrefixIndex, PrefixStats, Reservation
-from mmpack.cache.keys import PrefixKeys, prefix_keys
+from mmpack.cache.index import PrefixIndex
+from mmpack.cache.keys import prefix_keys
 from mmpack.cache.predict import predict_cached_tokens
 from mmpack.errors import needs
 
 if TYPE_CHECKING:
-    from mmpack.cache.features import FeatureStats, FeatureStore
+    from mmpack.cache.features import FeatureStore
     from mmpack.cache.rows import RowStore
     from mmpack.cache.summed import SummedFeatures
 
-_TENSORS = {
-    "FeatureStats": "features",
-    "FeatureStore": "features",
-    "RowStore": "rows",
-    "SummedFeatures": "summed",
-}
+_TENSORS = {"FeatureStore": "features", "RowStore": "rows", "SummedFeatures": "summed"}
 
 __all__ = [
-    "FeatureStats",
     "FeatureStore",
-    "Hit",
     "PrefixIndex",
-    "PrefixKeys",
-    "PrefixStats",
-    "Reservation",
     "RowStore",
     "SummedFeatures",
     "predict_cached_tokens",

@@ -21,7 +21,7 @@ from mmpack.errors import ModelError, check_whole
 
 @dataclass
 class FeatureStats:
-    """What a store was asked since it was made, and what it holds now (bytes)."""
+    """Counts of a store since it was made, and the bytes that it holds now."""
 
     hits: int = 0
     misses: int = 0
@@ -35,7 +35,7 @@ class FeatureStats:
 
 
 class FeatureStore:
-    """At most `max_bytes` of features on the device and `host_bytes` in the host's memory.
+    """Cache of features: at most `max_bytes` on the device and `host_bytes` in the host's memory.
 
     What was used least recently leaves the device first: to the host (page-locked memory beside an accelerator), where
     there is room, and comes back without waiting. Features that a pass under way reads are beside the budget.
@@ -75,7 +75,7 @@ class FeatureStore:
             self._digest, self._first, self._proven = None, [], WeakSet()
 
     def fits(self, tower: Tower) -> bool:
-        """Whether features of this tower, as its weights are now, may come from this store and go into it."""
+        """Return whether features of this tower, as its weights are now, may come from this store and go into it."""
         return self._digest in (None, tower.digest())
 
     def fetch(

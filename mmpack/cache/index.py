@@ -30,7 +30,7 @@ PackedRows = tuple[Hashable, int, int]
 
 @dataclass
 class PrefixStats:
-    """What an index was asked since it was made, in tokens and blocks, and what it holds now."""
+    """Counts of an index since it was made, in tokens and blocks, and what it holds now."""
 
     asked_tokens: int = 0
     hit_tokens: int = 0
@@ -72,9 +72,9 @@ class _Block:
 
 
 class PrefixIndex:
-    """At most `max_bytes` of KV, in blocks; what nobody holds and was used least recently is dropped first.
+    """Index of at most `max_bytes` of KV, in blocks; evicts unheld blocks, least recently used first.
 
-    Of one prefix the end is dropped before its beginning.
+    The end of a prefix is evicted before its beginning.
 
     A block is found only once what it names is written (`reserve`), and stays while it is held (`hold`). Threads may
     share an index. A process has its own: one that is forked or unpickled begins empty, for its KV is its own too.
@@ -153,24 +153,9 @@ class PrefixIndex:
         """Rows that the KV store must have."""
         return self.capacity * self.block_size
 
-    def keys(
-        self,
-        sample: Sample,
-        *,
-        weights: str,
-        adapter: str = "",
-        position_rule: str | None = None,
-        positions: np.ndarray | None = None,
-    ) -> PrefixKeys:
-        """`prefix_keys` of blocks of this size."""
-        return prefix_keys(
-            sample,
-            self.block_size,
-            weights=weights,
-            adapter=adapter,
-            position_rule=position_rule,
-            positions=positions,
-        )
+    def keys(self, sample: Sample, *, weights: str, **about: Any) -> PrefixKeys:
+        """Return `prefix_keys` of blocks of this size, with its keywords."""
+        return prefix_keys(sample, self.block_size, weights=weights, **about)
 
     def lookup(self, keys: PrefixKeys, limit: int | None = None) -> Hit:
         """The longest cached prefix, of whole blocks and at most `limit` tokens. Counts as a use, and holds nothing."""
@@ -275,15 +260,12 @@ class PrefixIndex:
                     f"PrefixIndex.clear: {self._open} prefixes are still held or being written. "
                     "Fix: clear once they are released"
                 )
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        lock = self._lock
-        self._begin()
-        self._lock = lock  # others may wait for it
+            lock = self._lock
+            self._begin()
+            self._lock = lock  # others may wait for it
 
     def _limit(self, what: str, keys: PrefixKeys, limit: int | None) -> int:
-        """How many blocks may be read."""
+        """Return how many blocks may be read."""
         if not isinstance(keys, PrefixKeys):
             raise ArgumentError(
                 f"PrefixIndex.{what}: keys is {kind_of(keys)}, expected PrefixKeys. Fix: pass index.keys(sample, …)"

@@ -1,4 +1,4 @@
-"""What a cached prefix is of: one key per block of tokens, chained, so that equal keys mean equal prefixes (numpy).
+"""Keys of cached prefixes: one per block of tokens, chained, so that equal keys mean equal prefixes (numpy).
 
 A block's key covers the key before it, its ids, its positions, and the media in it at their places. The first key
 covers what holds for the whole prefix: family, position rule, version of the weights, adapter, and the block size.
@@ -126,7 +126,7 @@ def _until(places: Sequence[Place], at: int, stop: int) -> Iterator[Place]:
 
 
 def whole_numbers(what: str, name: str, values: Any) -> np.ndarray:
-    """As an array of whole numbers. Raises: ArgumentError, as `what`, for what is none."""
+    """Return an array of whole numbers. Raises: ArgumentError, as `what`, for what is none."""
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, OverflowError):  # rows of unlike lengths, tensors of a GPU

@@ -1,4 +1,4 @@
-"""How many tokens of each prompt an engine takes from its prefix cache: vLLM's rules, without an engine (numpy).
+"""Predict the tokens of each prompt that an engine takes from its prefix cache, by vLLM's rules (numpy).
 
 Only whole blocks are cached, and never is the last token of a prompt taken, for its logits are needed. Blocks are the
 same if their ids are, the media in them, at their places, and all before.
@@ -18,7 +18,7 @@ from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
 from mmpack.layout.occurrences import occurrences
 from mmpack.schema.media import Medium
 from mmpack.schema.plain_json import canonical_json
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 
 
 def predict_cached_tokens(
@@ -67,7 +67,7 @@ def predict_cached_tokens(
         raise ArgumentError(
             f"predict_cached_tokens: media_key is {kind_of(media_key)}. Fix: pass a function of a medium"
         )
-    samples = _samples(samples)
+    samples = as_samples(samples, "predict_cached_tokens")
     names = [""] * len(samples) if adapters is None else _names(adapters, len(samples))
     if num_blocks is not None:
         check_whole("predict_cached_tokens", "num_blocks", num_blocks)
@@ -137,7 +137,7 @@ class _Blocks:
         return block
 
     def _give_back(self, own: list[int]) -> None:
-        """Those without a key are used again first; of the others the last of a request."""
+        """Free blocks: those without a key are reused first, then a request's last ones."""
         if self.num_blocks is None:
             return
         bare = [b for b in reversed(own) if b not in self.key_of]
@@ -149,30 +149,14 @@ class _Blocks:
                 self.free[block] = None
 
 
-def _samples(samples: Any) -> list[Sample]:
-    listed = isinstance(samples, Sequence) and not isinstance(samples, str)
-    found = list(samples) if listed else []
-    wrong = [s for s in found if not isinstance(s, Sample)]
-    if wrong or not listed:
-        what = f"a sample is {kind_of(wrong[0])}" if listed else f"samples is {kind_of(samples)}"
-        raise ArgumentError(
-            f"predict_cached_tokens: {what}, expected a list of Sample. Fix: pass the samples in order"
-        )
-    return found
-
-
 def _names(adapters: Any, count: int) -> list[str]:
     """One per request; None is no adapter, as "" is."""
     listed = isinstance(adapters, Sequence) and not isinstance(adapters, str | bytes)
-    if not listed or len(adapters) != count:
-        found = f"{len(adapters)} adapters" if listed else f"adapters is {kind_of(adapters)}"
+    named = listed and all(name is None or isinstance(name, str) for name in adapters)
+    if not named or len(adapters) != count:
+        found = f"{len(adapters)} adapters" if named else f"adapters is {kind_of(adapters)}"
         raise ArgumentError(
-            f"predict_cached_tokens: {found}, for {count} samples. Fix: pass one name per sample"
-        )
-    wrong = [name for name in adapters if not (name is None or isinstance(name, str))]
-    if wrong:
-        raise ArgumentError(
-            f"predict_cached_tokens: an adapter is {kind_of(wrong[0])}. Fix: pass its name, a str, or None"
+            f"predict_cached_tokens: {found}, for {count} samples. Fix: pass a name or None per sample"
         )
     return [name or "" for name in adapters]
 
@@ -180,7 +164,7 @@ def _names(adapters: Any, count: int) -> list[str]:
 def _engine_keys(
     sample: Sample, block_size: int, adapter: str, media_key: Callable[[Medium], str] | None
 ) -> list[bytes]:
-    """As an engine's, without positions: they follow from ids and media."""
+    """Return an engine's keys: without positions, which follow from ids and media."""
     places = [
         (start, stop, hashlib.sha256(_told(media_key, sample.media[m])).digest())
         for start, stop, m in occurrences(sample)

@@ -55,7 +55,7 @@ class RowStore:
 
     @property
     def bytes_per_row(self) -> int:
-        """Of all tensors together; 0 before the first write."""
+        """Bytes of one row of all tensors; 0 before the first write."""
         return sum(t.nbytes for t in self.tensors) // self.rows
 
     def write(self, rows: Rows, tensors: Sequence[Tensor]) -> None:

@@ -105,7 +105,7 @@ class SummedFeatures:
         tower_backward(self.tower, pairs, ranks)
 
     def totals(self) -> dict[str, list[Tensor | None]]:
-        """What the backwards brought for each level of each medium, in float32 at least; None: nothing.
+        """Sum of the gradients for each level of each medium, in float32 at least; None: nothing.
 
         Raises: ModelError where a micro-batch was left out, or the weights changed.
         """

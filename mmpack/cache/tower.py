@@ -54,7 +54,7 @@ class Tower:
 
     @property
     def trains(self) -> bool:
-        """Whether features made now would carry gradients to the weights."""
+        """Return whether features made now would carry gradients to the weights."""
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
 
     def zero(self) -> Tensor:
@@ -63,7 +63,7 @@ class Tower:
         return 0 * torch.stack([p.reshape(-1)[0].float() for p in trained]).sum()
 
     def how(self) -> Hashable:
-        """How features would be made now, by equal weights."""
+        """Return what else decides the features that equal weights would make now."""
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         named = [named for module in self.modules for named in module.named_modules()]
@@ -95,7 +95,7 @@ class Tower:
         return layout, *(_mixed(torch.cat(own)) for own in sums.values())
 
     def equals(self, other: Tower) -> bool:
-        """Whether all parameters and buffers have the same values, on whatever devices."""
+        """Return whether all parameters and buffers have the same values, on any devices."""
         own, theirs = self._tensors(), other._tensors()
         return len(own) == len(theirs) and all(
             a.dtype == b.dtype and torch.equal(a, b.to(a.device))

@@ -47,35 +47,23 @@ def github(report: ParityReport, rollout: Path, train: Path) -> str:
 
 def sarif(report: ParityReport, rollout: Path, train: Path) -> str:
     """A SARIF 2.1.0 log of one run: a rule per cause, a result per finding."""
-    unmet = list(_unmet(report))
-    causes = [*dict.fromkeys(f.cause for f in report.findings), *([NOT_COMPARED] if unmet else [])]
     places = _lines_of(train, [finding.sample_id for finding in report.findings])
-    results = [_result(f, causes, train, places.get(f.sample_id)) for f in report.findings]
-    results += [
-        {
-            "ruleId": NOT_COMPARED,
-            "ruleIndex": causes.index(NOT_COMPARED),
-            "level": "error",
-            "message": {"text": one_line(f"{name} was not compared: {why}")},
-            "locations": [{"physicalLocation": _physical(train, None)}],
-        }
-        for name, why in unmet
-    ]
-    driver = {
-        "name": "mmpack parity",
-        "semanticVersion": __version__,
-        "rules": [_rule(cause) for cause in causes],
-    }
+    results = [_result(f, train, places.get(f.sample_id)) for f in report.findings]
+    for name, why in _unmet(report):
+        results.append(_told(NOT_COMPARED, f"{name} was not compared: {why}", train, None))
+    rules = list(dict.fromkeys(result["ruleId"] for result in results))
+    for result in results:
+        result["ruleIndex"] = rules.index(result["ruleId"])
+    driver = {"name": "mmpack parity", "semanticVersion": __version__}
     run = {
-        "tool": {"driver": driver},
+        "tool": {"driver": driver | {"rules": [_rule(cause) for cause in rules]}},
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": True, "exitCode": 0 if report.ok else 1}],
         "artifacts": [{"location": {"uri": _uri(path)}} for path in (rollout, train)],
         "results": results,
         "properties": {"summary": one_line(report.summary()), "compared": report.compared},
     }
-    log = {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json_text(log) + "\n"
+    return json_text({"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n"
 
 
 def junit(report: ParityReport, rollout: Path, train: Path) -> str:
@@ -140,28 +128,22 @@ def _rule(cause: str) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, causes: list[str], train: Path, line: int | None) -> dict[str, Any]:
+def _result(finding: Finding, train: Path, line: int | None) -> dict[str, Any]:
     place = f"{finding.sample_id}/{finding.field}"
     identity = f"{place}/{finding.index}/{finding.cause}".encode("utf-8", "surrogatepass")
     text = f"{finding.where}: {finding.cause} ({finding.evidence}). Fix: {finding.fix}"
-    return {
-        "ruleId": finding.cause,
-        "ruleIndex": causes.index(finding.cause),
-        "level": "error",
-        "message": {"text": one_line(text)},
-        "locations": [
-            {
-                "physicalLocation": _physical(train, line),
-                "logicalLocations": [{"fullyQualifiedName": one_line(place), "kind": "member"}],
-            }
-        ],
-        "partialFingerprints": {"finding/v1": hashlib.sha256(identity).hexdigest()},
-    }
+    out = _told(finding.cause, text, train, line)
+    names = [{"fullyQualifiedName": one_line(place), "kind": "member"}]
+    out["locations"][0]["logicalLocations"] = names
+    return out | {"partialFingerprints": {"finding/v1": hashlib.sha256(identity).hexdigest()}}
 
 
-def _physical(path: Path, line: int | None) -> dict[str, Any]:
+def _told(cause: str, text: str, train: Path, line: int | None) -> dict[str, Any]:
+    """A result of SARIF at a line of the trainer's trace."""
     region = {} if line is None else {"region": {"startLine": line}}
-    return {"artifactLocation": {"uri": _uri(path)}, **region}
+    place = {"artifactLocation": {"uri": _uri(train)}, **region}
+    about = {"ruleId": cause, "level": "error", "message": {"text": one_line(text)}}
+    return about | {"locations": [{"physicalLocation": place}]}
 
 
 def _uri(path: Path) -> str:

@@ -38,21 +38,19 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
 def command(as_json: JsonOption = False, out: OutOption = None) -> int:
     """Show the versions of mmpack, Python and packages, the accelerators that torch finds, and each op's backend."""
     packages = {name: installed_version(name) for name in EXTRAS}
-    document: dict[str, Any] = {
+    devices = _devices(packages["torch"])
+    about = {
         "mmpack": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": packages,
-        "devices": _devices(packages["torch"]),
     }
-    document["ops"] = _ops(document["devices"])
-    rows = [(name, document[name]) for name in ("mmpack", "python", "platform")]
-    rows += [(name, found or _missing(name)) for name, found in packages.items()]
-    rows += [(key, value) for key, value in _device_rows(document["devices"])]
-    tables = [table(("what", "here"), rows)]
-    if document["ops"]:
-        ops = [(op["op"], op["backend"] or "raises", op["why"]) for op in document["ops"]]
-        tables.append(table(("op", "backend", "why"), ops))
+    ops = _ops(devices)
+    rows = [*about.items(), *((name, found or _missing(name)) for name, found in packages.items())]
+    tables = [table(("what", "here"), [*rows, *_device_rows(devices)])]
+    if ops:
+        shown = [(op["op"], op["backend"] or "raises", op["why"]) for op in ops]
+        tables.append(table(("op", "backend", "why"), shown))
+    document = about | {"packages": packages, "devices": devices, "ops": ops}
     emit(document, tables, as_json, out)
     return 0
 

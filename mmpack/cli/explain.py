@@ -12,7 +12,7 @@ import typer
 from mmpack.cli.output import show, table
 from mmpack.errors import ArgumentError
 
-TITLE = re.compile(r"^# (MM\d{3}|[a-z_]+)(?:: (.*))?\n\n", re.MULTILINE)
+TITLE = re.compile(r"^# (MM\d{3}|[a-z_]+)(?:: (.*))?\n\n(?:Fix: .*\n\n)?", re.MULTILINE)
 
 
 def command(

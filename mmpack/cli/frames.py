@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,13 @@ from mmpack.files import replaced
 if TYPE_CHECKING:
     from mmpack.video.frame_plan import FramePlan
     from mmpack.video.info import VideoInfo
-    from mmpack.video.policies.base import Policy
 
 SHOWN = 100  # frames, on the screen
+# of a VideoInfo, in the JSON document
+ABOUT = (
+    *("codec", "width", "height", "rotation", "fps", "total_frames", "variable", "duration"),
+    "content_key",
+)
 
 
 def command(
@@ -44,31 +48,45 @@ def command(
     from mmpack.video.info import probe
     from mmpack.video.policies.registry import policy_of
 
-    texts = [_policy(text) for text in policy]
-    for name, text in _settings(setting or []).items():
-        _set_for_all(texts, name, text)
-    asked = [(name, _read(policy_of(name), settings)) for name, settings in texts]
-    for name, settings in asked:
-        policy_of(name).resolve(settings)  # before these are keywords of a call
+    asked = []
+    for text in policy:
+        name, _, parts = text.partition(":")
+        asked.append((policy_of(name), _settings([part for part in parts.split(",") if part])))
+    for name, value in _settings(setting or []).items():
+        having = [own for of, own in asked if name in of.kinds]
+        if not having:
+            raise ArgumentError(
+                f"frames: none of these policies has a setting {name!r:.40}. "
+                "Fix: see docs/video.md for each policy's settings"
+            )
+        for settings in having:
+            settings.setdefault(name, value)  # settings in the policy's name win
+    read = [{k: _value(of.kinds.get(k, ""), text) for k, text in own.items()} for of, own in asked]
+    for (of, _), settings in zip(asked, read, strict=True):
+        of.resolve(settings)  # before these are keywords of a call
     info = probe(str(video))
-    plans = [sample(info, policy=name, **settings) for name, settings in asked]
-    labels = list(policy)
+    plans = [sample(info, policy=of.name, **own) for (of, _), own in zip(asked, read, strict=True)]
+    named = list(zip(policy, plans, strict=True))
     differing = differing_fields(plans)
     if sheet is not None:
-        _write_sheet(sheet, video, info, labels, plans)
-    emit(
-        _document(video, info, labels, plans, differing),
-        _for_people(info, labels, plans, differing),
-        as_json,
-        out,
-    )
+        _write_sheet(sheet, video, info, named)
+    document = {
+        "video": {"path": str(video), **{name: getattr(info, name) for name in ABOUT}},
+        "same": not differing,
+        "differing": differing,
+        "plans": [
+            {
+                "label": label,
+                "num_frames": plan.num_frames,
+                "num_tokens": plan.num_tokens,
+                "resizes": [list(size) for size in plan.resizes],
+                **plan.to_dict(),
+            }
+            for label, plan in named
+        ],
+    }
+    emit(document, _for_people(info, policy, plans, differing), as_json, out)
     return 1 if differing else 0
-
-
-def _policy(text: str) -> tuple[str, dict[str, str]]:
-    """`NAME` or `NAME:SETTING=VALUE,…`."""
-    name, _, settings = text.partition(":")
-    return name, _settings([part for part in settings.split(",") if part])
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -83,68 +101,13 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     return out
 
 
-def _read(policy: Policy, texts: dict[str, str]) -> dict[str, Any]:
-    """JSON numbers and booleans; texts of what is a text, or no JSON: transformers=5.8 is no number."""
-    return {name: _value(policy.kinds.get(name, ""), text) for name, text in texts.items()}
-
-
 def _value(kind: str, text: str) -> Any:
+    """JSON numbers and booleans; texts of what is a text, or no JSON: transformers=5.8 is no number."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
     return text if kind.startswith("str") and not isinstance(value, str | None) else value
-
-
-def _set_for_all(asked: list[tuple[str, dict[str, str]]], name: str, value: str) -> None:
-    from mmpack.video.policies.registry import policy_of
-
-    having = [own for policy, own in asked if name in policy_of(policy).kinds]
-    if not having:
-        raise ArgumentError(
-            f"frames: none of these policies has a setting {name!r:.40}. "
-            "Fix: see docs/video.md for each policy's settings"
-        )
-    for own in having:
-        own.setdefault(name, value)  # settings in the policy's name win
-
-
-def _document(
-    video: Path,
-    info: VideoInfo,
-    labels: Sequence[str],
-    plans: Sequence[FramePlan],
-    differing: list[str],
-) -> dict[str, Any]:
-    about = {
-        name: getattr(info, name)
-        for name in (
-            "codec",
-            "width",
-            "height",
-            "rotation",
-            "fps",
-            "total_frames",
-            "variable",
-            "duration",
-            "content_key",
-        )
-    }
-    return {
-        "video": {"path": str(video), **about},
-        "same": not differing,
-        "differing": differing,
-        "plans": [
-            {
-                "label": label,
-                "num_frames": plan.num_frames,
-                "num_tokens": plan.num_tokens,
-                "resizes": [list(size) for size in plan.resizes],
-                **plan.to_dict(),
-            }
-            for label, plan in zip(labels, plans, strict=True)
-        ],
-    }
 
 
 def _about(info: VideoInfo) -> str:
@@ -190,18 +153,28 @@ def _for_people(
 def _facts(plans: Sequence[FramePlan], marked: bool) -> list[tuple[str, ...]]:
     from mmpack.video.compare_plans import differ
 
-    facts = {
-        "frames": ("num_frames", lambda p: str(p.num_frames)),
-        "reader": ("reader", lambda p: p.reader),
-        "fps": ("fps", lambda p: f"{p.fps:.6g}" + (" (assumed)" if p.fps_assumed else "")),
-        "resized to": ("resizes", lambda p: ", then ".join(map(_times, p.resizes)) or "-"),
-        "grid": ("grid_thw", lambda p: _times(p.grid_thw)),
-        "tokens": ("num_tokens", lambda p: f"{p.num_tokens:,}"),
-        "second_per_grid_ts": ("second_per_grid_ts", lambda p: _number(p.second_per_grid_ts)),
-        "timestamps in text": ("patch_timestamps", lambda p: _seconds(p.patch_timestamps)),
+    facts: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "frames": ("num_frames", str),
+        "reader": ("reader", str),
+        "fps": ("fps", "{:.6g}".format),
+        "resized to": ("resizes", lambda sizes: ", then ".join(map(_times, sizes)) or "-"),
+        "grid": ("grid_thw", _times),
+        "tokens": ("num_tokens", "{:,}".format),
+        "second_per_grid_ts": ("second_per_grid_ts", "{:.6g}".format),
+        "timestamps in text": ("patch_timestamps", _seconds),
     }
+
+    def shown(plan: FramePlan, field: str, show: Callable[[Any], str]) -> str:
+        value = getattr(plan, field)
+        assumed = " (assumed)" if field == "fps" and plan.fps_assumed else ""
+        return "-" if value is None else show(value) + assumed
+
     return [
-        (name, *map(show, plans), *(["≠" if differ(plans, field) else ""] if marked else []))
+        (
+            name,
+            *(shown(plan, field, show) for plan in plans),
+            *(["≠" if differ(plans, field) else ""] if marked else []),
+        )
         for name, (field, show) in facts.items()
     ]
 
@@ -220,25 +193,18 @@ def _times(numbers: Sequence[int]) -> str:
     return " × ".join(str(n) for n in numbers)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _seconds(seconds: Sequence[float] | None) -> str:
-    if seconds is None:
-        return "-"
+def _seconds(seconds: Sequence[float]) -> str:
     few = " ".join(f"{s:.1f}" for s in seconds[:3])
     return few if len(seconds) <= 4 else f"{few} … {seconds[-1]:.1f}"
 
 
 def _write_sheet(
-    path: Path, video: Path, info: VideoInfo, labels: Sequence[str], plans: Sequence[FramePlan]
+    path: Path, video: Path, info: VideoInfo, named: list[tuple[str, FramePlan]]
 ) -> None:
     from mmpack.video.decoding import decode
     from mmpack.view.contact_sheet import contact_sheet
     from mmpack.view.figures import figure
 
-    named = list(zip(labels, plans, strict=True))
     parts = contact_sheet(video.name, _about(info), named, lambda some: decode(str(video), some))
     with replaced(path, "output", ArgumentError) as file:
         file.write(figure(parts))

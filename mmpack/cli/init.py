@@ -36,7 +36,9 @@ def command(
             command).
         folder [DIR]: Where the files go; made if it is not there.
     """
-    sources = sorted(p for p in (STARTERS / framework).iterdir() if p.is_file())
+    folders = (framework, "rows") if framework in ("openrlhf", "vime") else (framework,)
+    found = (p for name in folders for p in (STARTERS / name).iterdir() if p.is_file())
+    sources = sorted(found, key=lambda path: path.name)
     targets = [folder / source.name for source in sources]
     there = [target for target in targets if target.exists() or target.is_symlink()]
     if there:

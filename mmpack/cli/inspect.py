@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, table
-from mmpack.cli.problems import problem_document
+from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, problem_document, table
 from mmpack.errors import ArgumentError
 from mmpack.progress import tracked
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from mmpack.schema.media import Medium
     from mmpack.schema.sample import Sample
 
+PLACE = ("field", "start", "stop")  # of a span
 SPANS = (
     "modality_spans",
     "loss_spans",
@@ -59,28 +59,25 @@ def _counts(samples: Iterable[Sample]) -> dict[str, Any]:
     from mmpack.schema.rules import problems_of
 
     names = ("samples", "tokens", "loss_tokens", "media", "videos", "video_frames", "patches")
-    totals = dict.fromkeys(names, 0)
-    heard: Counter[str] = Counter()
+    totals, heard, replay = Counter(dict.fromkeys(names, 0)), Counter[str](), Counter[str]()
+    families, fingerprints, broken = Counter[str](), Counter[str](), Counter[str]()
     groups: set[str] = set()
     patches_of: dict[str, int] = {}
-    families: Counter[str] = Counter()
-    fingerprints: Counter[str] = Counter()
-    broken: Counter[str] = Counter()
-    replay: Counter[str] = Counter()
     for sample in samples:
-        totals["samples"] += 1
-        totals["tokens"] += len(sample)
-        totals["loss_tokens"] += sample.num_loss_tokens
-        totals["media"] += len(sample.media)
-        totals["patches"] += sample.num_patches
+        videos, sounds = ([m for m in sample.media if m.modality == k] for k in ("video", "audio"))
+        totals.update(
+            samples=1,
+            tokens=len(sample),
+            loss_tokens=sample.num_loss_tokens,
+            media=len(sample.media),
+            videos=len(videos),
+            video_frames=sum(_frames(m) or 0 for m in videos),
+            patches=sample.num_patches,
+        )
+        if sounds:
+            heard.update(audio=len(sounds), audio_frames=sum(m.grid_thw[0] for m in sounds))
         groups.add(sample.group_id)
-        for medium in sample.media:
-            patches_of[medium.cache_key] = medium.num_patches
-            if medium.modality == "video":
-                totals["videos"] += 1
-                totals["video_frames"] += _frames(medium) or 0
-            elif medium.modality == "audio":
-                heard.update({"audio": 1, "audio_frames": medium.grid_thw[0]})
+        patches_of |= {m.cache_key: m.num_patches for m in sample.media}
         replay.update(_replay_counts(sample))
         families[sample.family] += 1
         fingerprints[sample.processor_fingerprint or "not recorded"] += 1
@@ -160,39 +157,37 @@ def _one_for_people(document: dict[str, Any]) -> list[str | Table]:
         f"sample {document['sample_id']} of group {document['group_id']} ({document['family']}): "
         f"{document['tokens']} tokens, {document['loss_tokens']} loss tokens, {document['patches']} patches"
     ]
-    if document["media"]:
-        media = [
-            (i, m["media_id"], m["modality"], m["grid_thw"], m["num_tokens"])
-            for i, m in enumerate(document["media"])
-        ]
-        out += ["", table(("media", "id", "modality", "grid", "tokens"), media)]
-    videos = [(i, m["video"]) for i, m in enumerate(document["media"]) if "video" in m]
-    if videos:
-        head = ("video", "frames", "of", "fps", "seconds", "first", "last", "size", "policy")
-        out += ["", table(head, [(i, *_shown(v)) for i, v in videos])]
-    heard = [(i, *m["audio"].values()) for i, m in enumerate(document["media"]) if "audio" in m]
-    if heard:
-        names = ("audio", "samples", "per second", "seconds", "hop", "frames")
-        out += ["", table(names, [tuple("" if v is None else v for v in row) for row in heard])]
-    if "replay" in document:
-        out += ["", table(("to be replayed", "figures"), _replay_rows(document["replay"]))]
-    if document["spans"]:
-        spans = []
-        for span in document["spans"]:
-            what = {k: v for k, v in span.items() if k not in ("field", "start", "stop")}
-            about = ", ".join(f"{k}={v}" for k, v in what.items())
-            spans.append((span["start"], span["stop"], span["field"], about))
-        out += ["", table(("start", "stop", "span", "about"), spans)]
+    media = list(enumerate(document["media"]))
+    replay = dict(document.get("replay", {}))
+    replay |= {f"teacher {name}": of for name, of in replay.pop("teachers", {}).items()}
+    tables: list[tuple[tuple[str, ...], list[tuple[Any, ...]]]] = [
+        (
+            ("media", "id", "modality", "grid", "tokens"),
+            [(i, m["media_id"], m["modality"], m["grid_thw"], m["num_tokens"]) for i, m in media],
+        )
+    ]
+    for kind in ("video", "audio"):
+        found = [(i, m[kind]) for i, m in media if kind in m]
+        head = (kind, *(name.replace("_", " ") for name in found[0][1])) if found else ()
+        tables.append((head, [(i, *of.values()) for i, of in found]))
+    tables += [
+        (("to be replayed", "figures"), [(name, _pairs(of)) for name, of in replay.items()]),
+        (
+            ("start", "stop", "span", "about"),
+            [(s["start"], s["stop"], s["field"], _pairs(s, but=PLACE)) for s in document["spans"]],
+        ),
+    ]
+    for head, rows in tables:
+        if rows:
+            out += ["", table(head, rows)]
     out += [
         f"{p['code']} {p['field']} {p['message']}. Fix: {p['fix']}" for p in document["problems"]
     ]
     return out
 
 
-def _replay_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = {name: figures for name, figures in found.items() if name != "teachers"}
-    rows |= {f"teacher {name}": figures for name, figures in found.get("teachers", {}).items()}
-    return [(name, ", ".join(f"{k}={v}" for k, v in of.items())) for name, of in rows.items()]
+def _pairs(of: dict[str, Any], but: tuple[str, ...] = ()) -> str:
+    return ", ".join(f"{k}={v}" for k, v in of.items() if k not in but)
 
 
 def _frames(medium: Medium) -> int | None:
@@ -229,14 +224,3 @@ def _video(sample: Sample, medium: Medium) -> dict[str, Any]:
         "size": None if medium.size is None else list(medium.size),
         "policy": sampling_of(sample.processor, medium).get("policy"),
     }
-
-
-def _shown(video: dict[str, Any]) -> list[str]:
-    from mmpack.parity.frame_difference import clock
-
-    numbers = ["frames", "total_frames", "fps", "seconds"]
-    out = [f"{video[name]:.6g}" if video[name] is not None else "-" for name in numbers]
-    stamps = video["first_timestamp"], video["last_timestamp"]
-    out += ["-" if stamp is None else clock(stamp) for stamp in stamps]
-    size = video["size"]
-    return [*out, f"{size[0]} x {size[1]}" if size else "-", str(video["policy"] or "-")]

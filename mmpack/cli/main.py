@@ -70,7 +70,6 @@ def build() -> Any:
     typer = require("typer", "cli", "the command mmpack")
     require("rich", "cli", "the command mmpack")
     from mmpack.cli import root
-    from mmpack.cli.documented import documented
     from mmpack.cli.examples import epilog
 
     app = typer.Typer(
@@ -78,11 +77,11 @@ def build() -> Any:
         epilog="Exit codes: 0 fine; 1 a difference, a broken rule or a failed check; 2 bad input or bad usage.",
         add_completion=False,  # typer's options ask which shell runs this, which a pipe can't say
     )
-    documented(root.options)
+    root.documented(root.options)
     app.callback(help=ABOUT)(root.options)
     for name in COMMANDS:
         made = importlib.import_module(f"mmpack.cli.{name}").command
-        about = documented(made)
+        about = root.documented(made)
         app.command(name, help=about, cls=root.Command, epilog=epilog(name))(made)
     return typer.main.get_command(app)
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.table import Table
 
 from mmpack.errors import ArgumentError, no_command, one_line
 from mmpack.files import write_text
+
+if TYPE_CHECKING:
+    from mmpack.schema.rules import Problem
 
 OUTPUTS = "mmpack.outputs"  # in a context's `meta`
 
@@ -92,6 +95,13 @@ def show(human: Iterable[str | Table]) -> None:
             print(no_command(one_line(part)))
 
 
+def problem_document(problem: Problem) -> dict[str, Any]:
+    """A broken rule as JSON, the same for every command; `span` is [start, stop) in tokens, or null."""
+    names = ("code", "sample_id", "field", "message", "span", "fix")
+    found = {name: getattr(problem, name) for name in names}
+    return found | {"span": None if problem.span is None else list(problem.span)}
+
+
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write the JSON document to a file."""
     write_text(path, _json(document))
@@ -126,6 +136,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else one_line(str(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -68,7 +68,7 @@ def command(
     decode = None
     if tokenizer is not None:
         require_extra("transformers", "hf", "--tokenizer")
-        from mmpack.adapters.transformers.tokenizer import load_decoder
+        from mmpack.adapters.transformers.load import load_decoder
 
         decode = load_decoder(tokenizer)
     left, right = read_trace(rollout), read_trace(train)
@@ -86,10 +86,12 @@ def command(
         from mmpack.view import html as page
 
         write_text(html, page(report, media_root=media_root, decode=decode, drift=drift))
+    document = report.to_dict() | {"drift": None}
+    if left_out is not None:  # logprobs on both sides
+        document["drift"] = ({} if drift is None else drift.to_dict()) | {"left_out": left_out}
     verdict = "OK" if report.ok else "DIFFERENT" if report.total_findings else "NOT COMPARED"
     summary, *lines = report.lines(min(SHOWN, max_findings))
     numbers = summary.partition(": ")[2]
-    document = report.to_dict() | {"drift": _document(drift, left_out)}
     human = [f"{verdict}: {numbers}", *lines, *_drift(drift, left_out or {})]
     if format is not None and format in FORMATS:
         if out is not None:
@@ -98,13 +100,6 @@ def command(
     else:
         emit(document, human, as_json, out)
     return 0 if report.ok else 1
-
-
-def _document(drift: LogprobDrift | None, left_out: dict[str, int] | None) -> dict[str, Any] | None:
-    """None without logprobs on both sides."""
-    if left_out is None:
-        return None
-    return ({} if drift is None else drift.to_dict()) | {"left_out": left_out}
 
 
 def _drift(drift: LogprobDrift | None, left_out: dict[str, int]) -> Iterator[str | Table]:

@@ -162,13 +162,14 @@ def _for_people(document: dict[str, Any]) -> list[str | Table]:
     shared = ("tokens", "share") if stats["rows_shared"] is not None else ()
     columns = ("rows", *shared, "patches", "loss_tokens", "cost")
     bins = [
-        (b, rank_of[b], len(row["samples"]), *(_word(row[name]) for name in columns))
+        (b, rank_of[b], len(row["samples"]), *(row[name] for name in columns))
         for b, row in enumerate(document["bins"][:SHOWN])
     ]
+    fills = [(b, f"{fill:6.1%}  {'█' * round(BAR * fill)}") for b, fill in stats["fills"].items()]
     out: list[str | Table] = [
         table(("what", "value"), [*totals.items(), *single.items()]),
         "",
-        table(("budget", "filled"), [(b, _share(fill)) for b, fill in stats["fills"].items()]),
+        table(("budget", "filled"), fills),
         "",
         *_of_ranks(document),
         table(("bin", "rank", "samples", *columns), bins),
@@ -180,32 +181,13 @@ def _for_people(document: dict[str, Any]) -> list[str | Table]:
 
 def _of_ranks(document: dict[str, Any]) -> list[str | Table]:
     """What each rank runs, where there are several: a bar is its cost beside the costliest one's."""
-    if len(document["ranks"]) < 2:
+    ranks, bins, loads = document["ranks"], document["bins"], document["stats"]["loads"]
+    if len(ranks) < 2:
         return []
-    counted = ("rows", "patches", "loss_tokens")
-    loads, bins = document["stats"]["loads"], document["bins"]
-    most = max(loads) or 1.0
-    rows = [
-        (
-            rank,
-            len(mine),
-            *(sum(bins[b][name] for b in mine) for name in counted),
-            loads[rank],
-            "█" * round(BAR * loads[rank] / most),
-        )
-        for rank, mine in enumerate(document["ranks"][:SHOWN])
-    ]
-    more = len(document["ranks"]) - SHOWN
-    return [
-        table(("rank", "bins", *counted, "cost", ""), rows),
-        *([f"and {more} ranks more"] if more > 0 else []),
-        "",
-    ]
-
-
-def _share(fill: float) -> str:
-    return f"{fill:6.1%}  {'█' * round(BAR * fill)}"
-
-
-def _word(value: Any) -> Any:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+    counted, most = ("rows", "patches", "loss_tokens"), max(loads) or 1.0
+    rows = []
+    for rank, mine in enumerate(ranks[:SHOWN]):
+        sums = [sum(bins[b][name] for b in mine) for name in counted]
+        rows.append((rank, len(mine), *sums, loads[rank], "█" * round(BAR * loads[rank] / most)))
+    more = [f"and {len(ranks) - SHOWN} ranks more"] if len(ranks) > SHOWN else []
+    return [table(("rank", "bins", *counted, "cost", ""), rows), *more, ""]

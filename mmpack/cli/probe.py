@@ -23,7 +23,6 @@ from mmpack.files import write_text
 
 if TYPE_CHECKING:
     from mmpack.cli.probe_sides import Sides, Spec
-    from mmpack.probe import Record, Side
     from mmpack.schema.sample import Sample
 
 SHOWN = 12  # modules, on the screen
@@ -65,14 +64,17 @@ def command(
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
     require_extra("torch", "torch", "mmpack probe")
-    from mmpack.probe import Contract, Record, compare, record, write_record
+    from mmpack.probe import Contract, read_record, record, run
+    from mmpack.probe.record import Record
 
     chosen = _tokens(tokens)
     contract = Contract(factor=factor)
     sides = Sides()
     try:
         samples = _samples(specs, sides, trace, media_root, draw_pixels, limit)
-        ready = [_ready(spec, sides) for spec in specs]  # what is missing is said before one runs
+        ready = [  # what is missing is said before one runs
+            read_record(spec.name) if spec.kind == "file" else sides.side(spec) for spec in specs
+        ]
         records = [
             one if isinstance(one, Record) else record(one, samples, tokens=chosen) for one in ready
         ]
@@ -80,28 +82,22 @@ def command(
         for close in sides.close:
             close()
     if save is not None:
-        write_record(save, records[0])
+        records[0].save(save)
         emit(
             {"saved": str(save), "about": records[0].about}, [f"saved {records[0]!r}"], as_json, out
         )
         return 0
-    report = compare(records[0], records[1], contract)
-    options = [
-        *(["--trace", str(trace)] if trace else []),
-        *(["--media-root", str(media_root)] if media_root else []),
-        *(["--draw-pixels"] if draw_pixels else []),
-        *(["--limit", str(limit)] if limit else []),
-        *(["--tokens", tokens] if tokens != "all" else []),
-        *(["--factor", f"{factor:g}"] if factor != Contract().factor else []),
-    ]
+    report = run(records[0], records[1], contract=contract)
+    given: dict[str, Any] = {"--trace": trace, "--media-root": media_root, "--limit": limit}
+    given |= {"--tokens": None if tokens == "all" else tokens}
+    given |= {"--factor": None if factor == Contract().factor else f"{factor:g}"}
+    options = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+    options += ["--draw-pixels"] * draw_pixels
     report.command = shlex.join(["mmpack", "probe", a, str(b), *options])
-    if html is not None or png is not None:
-        import mmpack.view.probe as view
-
-        if html is not None:
-            write_text(html, view.html(report))
-        if png is not None:
-            view.chart(report, png)
+    if html is not None:
+        write_text(html, report.to_html())
+    if png is not None:
+        report.to_png(png)
     document = report.to_dict()
     rows = [
         (row.module, row.side, row.tokens, row.max_error, row.all.worst)
@@ -153,8 +149,13 @@ def _samples(
 
         drawn(samples)
     elif media_root is None:
-        if any(spec.kind in ("hf", "tiny") for spec in specs):
-            _need_pixels(samples)
+        runs = any(spec.kind in ("hf", "tiny") for spec in specs)
+        lacking = [(s, m) for s in samples for m in s.media if runs and m.pixel_values is None]
+        for sample, medium in lacking:
+            raise ArgumentError(
+                f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
+                "Fix: pass --media-root DIR, the folder of the trace's source files, or --draw-pixels"
+            )
     else:
         from mmpack.cli.probe_sides import with_pixels
 
@@ -165,19 +166,3 @@ def _samples(
             )
         with_pixels(samples, media_root, processor)
     return samples
-
-
-def _need_pixels(samples: list[Sample]) -> None:
-    for sample in samples:
-        for medium in sample.media:
-            if medium.pixel_values is None:
-                raise ArgumentError(
-                    f"probe: {sample.sample_id!r:.60}, {medium.media_id!r:.60} has no pixels. "
-                    "Fix: pass --media-root DIR, the folder of the trace's source files, or --draw-pixels"
-                )
-
-
-def _ready(spec: Spec, sides: Sides) -> Record | Side:
-    from mmpack.probe import read_record
-
-    return read_record(spec.name) if spec.kind == "file" else sides.side(spec)

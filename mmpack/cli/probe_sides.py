@@ -8,9 +8,11 @@ python:MODULE:FUNCTION  a Side that a function returns  its own keywords, as tex
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -100,30 +102,24 @@ class Sides:
         require("transformers", "hf", "mmpack probe")
         from mmpack.adapters.transformers.probe import probe_side
 
-        given = dict(spec.options)
-        model = self._model(spec)
-        if "device" in given or "attention" in given:
-            import copy
-
+        given = {name: _READ[name](text, name) for name, text in spec.options.items()}
+        model, device = self._model(spec, given.pop("seed", 0)), given.pop("device", None)
+        attention = given.pop("attention", None)
+        if device is not None or attention is not None:
             model = copy.deepcopy(model)
-        if "device" in given:
-            model = _moved(model, given.pop("device"))
-        if "attention" in given:
-            model = _with_attention(model, given.pop("attention"))
-        keywords: dict[str, Any] = {}
-        if "dtype" in given:
-            keywords["dtype"] = _dtype(given["dtype"])
-        if "temperature" in given:
-            keywords["temperature"] = _number(given, "temperature", float)
-        for name in ("attached", "kept_ids"):
-            if name in given:
-                keywords[name] = _flag(given, name)
-        if "layout" in given:
-            keywords["layout"] = given["layout"]
-        return probe_side(model, spec.text, **keywords)
+        try:
+            model = model if device is None else model.to(device)
+            if attention is not None:
+                model.set_attn_implementation(attention)
+        except (RuntimeError, AssertionError, ValueError, ImportError) as error:
+            why = (str(error).splitlines() or [""])[0][:120]
+            raise ArgumentError(
+                f"probe: device {device!r:.40} or attention {attention!r:.40} can't be used ({why}). "
+                "Fix: use cpu, or cuda where there is a GPU; eager or sdpa"
+            ) from None
+        return probe_side(model, spec.text, **given)
 
-    def _model(self, spec: Spec) -> Any:
-        seed = _number(spec.options, "seed", int) if "seed" in spec.options else 0
+    def _model(self, spec: Spec, seed: int) -> Any:
         check_number("probe", "seed", seed, least=0, most=MAX_SEED)
         key = f"{spec.kind}:{spec.name}:{seed}"
         if key not in self._loaded:
@@ -141,9 +137,9 @@ class Sides:
         from mmpack.adapters.vllm import VllmEngine
         from mmpack.adapters.vllm.probe import engine_side
 
-        options: dict[str, Any] = {"dtype": spec.options.get("dtype", "float32")}
-        if "prefix_caching" in spec.options:
-            options["prefix_caching"] = _flag(spec.options, "prefix_caching")
+        options: dict[str, Any] = dict(spec.options)
+        if "prefix_caching" in options:
+            options["prefix_caching"] = _flag(options["prefix_caching"], "prefix_caching")
         engine = VllmEngine(spec.name, **options)
         self.close.append(engine.close)
         return engine_side(engine, spec.text)
@@ -174,52 +170,42 @@ def _from_python(spec: Spec) -> Side:
     return made
 
 
-def _dtype(name: str) -> Any:
+def _dtype(text: str, name: str) -> Any:
     import torch
 
-    found = getattr(torch, name, None)
+    found = getattr(torch, text, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ArgumentError(
-            f"probe: dtype is {name!r:.40}. Fix: pass float32, bfloat16, float16 or float64"
+            f"probe: dtype is {text!r:.40}. Fix: pass float32, bfloat16, float16 or float64"
         )
     return found
 
 
-def _moved(model: Any, device: str) -> Any:
+def _number(text: str, name: str, kind: type = float) -> Any:
     try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        why = (str(error).splitlines() or [""])[0][:120]
-        raise ArgumentError(
-            f"probe: device {device!r:.40} can't be used ({why}). Fix: use cpu, or cuda where there is a GPU"
-        ) from None
-
-
-def _with_attention(model: Any, name: str) -> Any:
-    try:
-        model.set_attn_implementation(name)
-    except (ValueError, ImportError) as error:
-        why = (str(error).splitlines() or [""])[0][:120]
-        raise ArgumentError(
-            f"probe: attention {name!r:.40} can't be set ({why}). Fix: use eager or sdpa"
-        ) from None
-    return model
-
-
-def _number(options: dict[str, str], name: str, kind: type) -> Any:
-    try:
-        return kind(options[name])
+        return kind(text)
     except ValueError:
-        raise ArgumentError(
-            f"probe: {name} is {options[name]!r:.40}. Fix: write a number"
-        ) from None
+        raise ArgumentError(f"probe: {name} is {text!r:.40}. Fix: write a number") from None
 
 
-def _flag(options: dict[str, str], name: str) -> bool:
+def _flag(text: str, name: str) -> bool:
     values = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    if options[name] not in values:
-        raise ArgumentError(f"probe: {name} is {options[name]!r:.40}. Fix: write yes or no")
-    return values[options[name]]
+    if text not in values:
+        raise ArgumentError(f"probe: {name} is {text!r:.40}. Fix: write yes or no")
+    return values[text]
+
+
+# of each option of a side that transformers runs: its text and name -> its value
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "layout": lambda text, name: text,
+    "device": lambda text, name: text,
+    "attention": lambda text, name: text,
+    "dtype": _dtype,
+    "temperature": _number,
+    "attached": _flag,
+    "kept_ids": _flag,
+    "seed": partial(_number, kind=int),
+}
 
 
 def with_pixels(samples: list[Any], root: Path, hf_processor: Any) -> None:

@@ -1,18 +1,22 @@
-"""What every subcommand shares: no output overwrites an input; what `mmpack` takes before one; completion by the shell.
+"""What every subcommand shares: options from docstrings, completion by the shell, and that no input is overwritten.
 
 The script of a shell runs `mmpack` with `_MMPACK_COMPLETE` set each time that Tab is pressed.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 from typer import completion
 from typer.core import TyperCommand
+from typer.models import ParameterInfo
 
 from mmpack._version import __version__
 from mmpack.cli.output import OUTPUTS, refuse_shared
@@ -21,6 +25,8 @@ from mmpack.files import Identity, identity, inputs_kept
 
 COMPLETE = "_MMPACK_COMPLETE"
 Shell = Literal["bash", "zsh", "fish"]
+# an option in a docstring: a line `name [METAVAR]: help`, and the lines that go on
+_ENTRY = re.compile(r"^    (\w+)(?: \[(.+?)\])?: (.*(?:\n        .*)*)", re.MULTILINE)
 CHECKPOINT = ("config.json", "tokenizer_config.json", "preprocessor_config.json")
 
 
@@ -116,3 +122,32 @@ def options(
         install_completion [SHELL]: Make Tab complete commands and options in bash, zsh or fish.
         show_completion [SHELL]: Print the script that completes in bash, zsh or fish.
     """
+
+
+def documented(function: Callable[..., Any]) -> str:
+    """Give the function the signature that typer makes its command line of; returns the help of the command.
+
+    Parameters without a default are arguments, others options, flags have no `--no-`; unless `Annotated` says else.
+    """
+    about, _, entries = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    said = {
+        name: (metavar, " ".join(text.split())) for name, metavar, text in _ENTRY.findall(entries)
+    }
+    if "__signature__" not in vars(function):
+        hints = get_type_hints(function, include_extras=True)
+        given = inspect.signature(function).parameters.values()
+        found = [_parameter(p, hints[p.name], *said.pop(p.name, ("", ""))) for p in given]
+        assert not said, f"{function.__module__}: no such options: {sorted(said)}"
+        function.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    return about
+
+
+def _parameter(given: inspect.Parameter, hint: Any, metavar: str, text: str) -> inspect.Parameter:
+    kind, *more = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    info = next((copy.copy(m) for m in more if isinstance(m, ParameterInfo)), None)
+    if info is None:
+        flag = [f"--{given.name.replace('_', '-')}"] if kind is bool else []
+        required = given.default is inspect.Parameter.empty
+        info = typer.Argument() if required else typer.Option(*flag)
+    info.help, info.metavar = text or info.help, metavar or info.metavar
+    return given.replace(annotation=Annotated[kind, info])

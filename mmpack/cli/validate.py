@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mmpack.cli.output import JsonOption, OutOption, emit
-from mmpack.cli.problems import problem_document
+from mmpack.cli.output import JsonOption, OutOption, emit, problem_document
 from mmpack.progress import tracked
 
 KEPT = 100  # problems, on the screen and in the JSON document; all are counted

@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "Exercise": "exercise",
+    "Exercise": "datasets",
     "clip_exercises": "clips",
     "load_exercises": "datasets",
     "qwen_vl_processor": "qwen_processor",

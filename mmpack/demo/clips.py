@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from mmpack.demo.exercise import Exercise
+from mmpack.demo.datasets import Exercise
 from mmpack.errors import check_whole, require
 
 COLOURS = {

@@ -9,11 +9,11 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmpack.demo.exercise import Exercise
 from mmpack.errors import ArgumentError, TraceError, check_whole, kind_of, require
 from mmpack.files import read_bounded
 from mmpack.processors.images import MAX_FILE_BYTES, decode
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 LETTERS = "ABCDEFGHIJ"
 PROBLEMS = Path(__file__).parent / "problems"  # as fixtures/geometry.py of a checkout draws them
 COLUMNS = ("images", "problem", "answer")
+
+
+@dataclass(frozen=True, eq=False)
+class Exercise:
+    """A prompt goes to the model as all `images` in order, the video, then `prompt`, which holds no media tokens."""
+
+    exercise_id: str  # unique in its data set
+    prompt: str
+    images: tuple[Image.Image, ...]  # decoded, in the mode of the file (Geometry3K's are RGBA)
+    answer: str  # the value to be matched; of multiple choice, the right choice's text
+    choices: tuple[str, ...] = ()
+    answer_letter: str | None = None  # "A" is choices[0]
+    source: str = ""
+    video: bytes | None = field(default=None, repr=False)  # an encoded file
 
 
 def load_exercises(
@@ -51,9 +65,7 @@ def load_exercises(
         )
     exercises = list(islice(_exercises(data, split), limit))
     if not exercises:
-        raise TraceError(
-            f"load_exercises: {data} holds no problem in split {split!r}. Fix: check the folder and the split"
-        )
+        raise _wrong(str(data), f"holds no problem in split {split!r}", "check folder and split")
     return exercises
 
 
@@ -125,13 +137,9 @@ def _json_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TraceError(
-            f"load_exercises: {where} is not JSON ({_line(error)}). Fix: check the file"
-        ) from None
+        raise _wrong(where, f"is not JSON ({_line(error)})") from None
     if not isinstance(record, dict):
-        raise TraceError(
-            f"load_exercises: {where} holds a {type(record).__name__}. Fix: write a JSON object"
-        )
+        raise _wrong(where, f"holds a {type(record).__name__}", "write a JSON object")
     return record
 
 
@@ -144,10 +152,8 @@ def _shards(folder: Path, split: str) -> list[Path]:
     shards = [f for f in found if f.stem == split or f.name.startswith(f"{split}-")]
     if not shards:
         there = ", ".join(sorted(f.name for f in found or folder.iterdir())[:5]) or "nothing"
-        raise TraceError(
-            f"load_exercises: {folder} holds neither {split}/<id>/data.json nor {split}-*.parquet, but {there}. "
-            "Fix: check folder and split"
-        )
+        wanted = f"neither {split}/<id>/data.json nor {split}-*.parquet"
+        raise _wrong(str(folder), f"holds {wanted}, but {there}", "check folder and split")
     return shards
 
 
@@ -164,9 +170,7 @@ def _of_parquet(files: list[Path]) -> Iterator[Exercise]:
                         yield _of_row(row, count, f"{path} row {count}", path.parent, path.name)
                         count += 1
         except (pyarrow.ArrowException, OSError) as error:
-            raise TraceError(
-                f"load_exercises: {path} can't be read as parquet ({_line(error)}). Fix: check the file"
-            ) from None
+            raise _wrong(str(path), f"can't be read as parquet ({_line(error)})") from None
 
 
 def _of_hub(name: str, split: str) -> Iterator[Exercise]:
@@ -178,10 +182,9 @@ def _of_hub(name: str, split: str) -> Iterator[Exercise]:
     except TraceError:
         raise
     except Exception as error:  # of many kinds: the network's, the hub's, the data set's own
-        raise TraceError(
-            f"load_exercises: there is no folder {name}, and the hub's data set can't be loaded "
-            f"({type(error).__name__}: {_line(error)}). Fix: check path, name, split and network"
-        ) from None
+        why = f"and the hub's data set can't be loaded ({type(error).__name__}: {_line(error)})"
+        fix = "check path, name, split and network"
+        raise _wrong(f"there is no folder {name},", why, fix) from None
     for i, row in enumerate(rows):
         yield _of_row(row, i, f"{name} row {i}", None, name)
 
@@ -204,11 +207,8 @@ def _of_row(
         prompt, tokens = prompt.removeprefix("<image>").lstrip(), tokens + 1
     if tokens not in (0, len(items)) or "<image>" in prompt:
         tokens += prompt.count("<image>")
-        raise _broken(
-            where,
-            "problem",
-            f"has {tokens} <image> tokens for {len(items)} pictures, expected one each at its beginning",
-        )
+        found = f"{tokens} <image> tokens for {len(items)} pictures"
+        raise _broken(where, "problem", f"has {found}, expected one each at its beginning")
     return Exercise(
         exercise_id=str(index),
         prompt=prompt,
@@ -224,9 +224,7 @@ def _of_cell(item: Any, root: Path | None, where: str) -> Image.Image:
     if data is None and isinstance(path, str) and root is not None:
         data = _file_below(root, root, path, where)
     if not isinstance(data, bytes):
-        raise TraceError(
-            f"load_exercises: {where} has no bytes. Fix: store pictures as {{bytes, path}}"
-        )
+        raise _wrong(where, "has no bytes", "store pictures as {bytes, path}")
     return _decoded(data, where)
 
 
@@ -240,17 +238,12 @@ def _file_below(root: Path, folder: Path, name: str, where: str) -> bytes:
         inside = path.is_relative_to(root.resolve())
         data = read_bounded(path, MAX_FILE_BYTES) if inside and path.is_file() else None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise TraceError(
-            f"load_exercises: {where}: {name!r} can't be read ({_line(error)}). Fix: check the file"
-        ) from None
+        raise _wrong(f"{where}: {name!r}", f"can't be read ({_line(error)})") from None
     if not inside:
-        raise TraceError(
-            f"load_exercises: {where} names {name!r}, which lies outside {root}. Fix: move the file below it"
-        )
+        why = f"names {name!r}, which lies outside {root}"
+        raise _wrong(where, why, "move the file below it")
     if data is None:
-        raise TraceError(
-            f"load_exercises: {where}: there is no file {name!r}. Fix: check the folder"
-        )
+        raise _wrong(f"{where}:", f"there is no file {name!r}", "check the folder")
     return data
 
 
@@ -274,9 +267,11 @@ def _strings(value: Any, name: str, where: str) -> tuple[str, ...]:
 
 
 def _broken(where: str, field: str, why: str) -> TraceError:
-    return TraceError(
-        f"load_exercises: {where}: field {field!r} {why}. Fix: write the field as the format requires"
-    )
+    return _wrong(f"{where}: field {field!r}", why, "write the field as the format requires")
+
+
+def _wrong(where: str, why: str, fix: str = "check the file") -> TraceError:
+    return TraceError(f"load_exercises: {where} {why}. Fix: {fix}")
 
 
 def _kind(value: Any) -> str:

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, load_checkpoint, model_inputs
-from mmpack.adapters.vllm import VllmEngine, load_vllm, unlike_weights, weight_checksums
+from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.transformers.load import load_checkpoint
+from mmpack.adapters.vllm import VllmEngine
+from mmpack.adapters.vllm.engine import load_vllm
 from mmpack.contracts import TOLERANCES
 from mmpack.demo.clips import clip_exercises
-from mmpack.demo.exercise import Exercise
+from mmpack.demo.datasets import Exercise
 from mmpack.demo.job import Job
-from mmpack.demo.logprob_checks import FILTERS, SHORT
 from mmpack.demo.options import SmokeOptions
 from mmpack.demo.tiny_models import tiny_model
 from mmpack.parity.drift import LogprobDrift, logprob_drift
@@ -76,18 +77,6 @@ class EngineJob(Job):
     def check_kept_ids(self) -> None:
         """Not in the midst of the step: it takes an engine of its own, whose logprobs are processed."""
 
-    def roll_filtered(
-        self, messages: list[Any], exercises: list[Exercise], temperature: float
-    ) -> list[mp.Sample]:
-        return self.engine.rollout(
-            messages,
-            [p.exercise_id for p in exercises],
-            n=self.options.n,
-            max_new_tokens=min(SHORT, self.options.max_new_tokens),
-            temperature=temperature,
-            **FILTERS,
-        )
-
     # -- model, processor, engine: of one checkpoint ------------------------------------------------------------------
 
     def load(self) -> tuple[Any, Any]:
@@ -112,23 +101,13 @@ class EngineJob(Job):
 
     def wrap(self, hf_processor: Any) -> Processor:
         """Positions by the engine's rule: the trainer follows what sampled."""
-        rule = (
-            "grid"
-            if self.options.inject == "position_rule"
-            else self.engine.processor.parts.position_rule
-        )
+        broken = self.options.inject == "position_rule"
+        rule = "grid" if broken else self.engine.processor.parts.position_rule
         return mp.wrap_processor(hf_processor, position_rule=rule, video_settings=self.sampling)
 
-    def roll(self) -> list[mp.Sample]:
-        options = self.options
-        return self.engine.rollout(
-            self.messages,
-            [p.exercise_id for p in self.exercises],
-            n=options.n,
-            max_new_tokens=options.max_new_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-        )
+    def sampled(self, which: slice, **sampler: Any) -> list[mp.Sample]:
+        names = [p.exercise_id for p in self.exercises[which]]
+        return self.engine.rollout(self.messages[which], names, n=self.options.n, **sampler)
 
     # -- drift: the engine's raw logprobs against the trainer's -------------------------------------------------------
 
@@ -142,7 +121,7 @@ class EngineJob(Job):
         self.report.check(name, drift.ok and not drift.causes, str(drift))
 
     def drift(self, rollouts: list[mp.Sample], train: list[mp.Sample]) -> LogprobDrift:
-        logprobs, likeliest = self.scored(train)
+        logprobs, likeliest = self.raw_logprobs(train)
         dtype = str(self.model.dtype).removeprefix("torch.")
         return logprob_drift(
             rollouts,
@@ -150,12 +129,12 @@ class EngineJob(Job):
             argmax_ids=likeliest,
             dtype=dtype,
             version=self.version,
-            checksums=self.checksums(),
+            checksums=self.engine.weight_checksums(self.model.state_dict()),
             routed_experts=[s.routed_experts for s in train],  # replayed
         )
 
     @torch.no_grad()
-    def scored(self, samples: list[mp.Sample]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def raw_logprobs(self, samples: list[mp.Sample]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Raw logprobs and likeliest ids of each sample's loss tokens: packed, with shared prefixes."""
         logprobs: list[Any] = [None] * len(samples)
         likeliest: list[Any] = [None] * len(samples)
@@ -185,18 +164,11 @@ class EngineJob(Job):
             stale = [name for name in tensors if name.endswith("down_proj.weight")][-1]
             tensors[stale] = self.before[stale]
         self.engine.load_weights(tensors, self.version)
-        unlike = unlike_weights(*self.checksums())
+        unlike = self.engine.unlike_weights(dict(self.model.state_dict()))
         self.report.values["weights"] = {"tensors": len(tensors), "unlike": unlike}
         found = f"{len(tensors) - len(unlike)} of {len(tensors)} tensors are the trainer's"
         named = f"; stale: {', '.join(unlike)}" if unlike else ""
         self.report.check("weights", not unlike, found + named)
-
-    def checksums(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Of the trainer's tensors, in the engine's dtype, and of what the engine computes with."""
-        state = self.model.state_dict()
-        dtype = getattr(torch, self.engine.about["dtype"])
-        shapes = {name: tuple(t.shape) for name, t in state.items()}
-        return weight_checksums(state.items(), dtype), self.engine.weight_checksums(shapes)
 
     def check_after_step(self) -> None:
         """The rollout of the new weights: layouts again, and drift again."""
@@ -238,12 +210,9 @@ class EngineJob(Job):
         """The last three prompts, the video among them, from an empty cache."""
         self.engine.reset_prefix_cache()
         before = self.engine.media_cache_hits()
-        few = slice(-3, None)
         start = time.perf_counter()
-        rollouts = self.engine.rollout(
-            self.messages[few],
-            [p.exercise_id for p in self.exercises[few]],
-            n=self.options.n,
+        rollouts = self.sampled(
+            slice(-3, None),
             max_new_tokens=min(8, self.options.max_new_tokens),
             temperature=self.options.temperature,
             top_p=self.options.top_p,

@@ -1,11 +1,11 @@
-"""The train side broken on purpose, one cause of drift at a time, by the mechanism that breaks it in practice."""
+"""`mmpack smoke --inject CAUSE`: the train side broken on purpose, by the mechanism that breaks it in practice."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -15,6 +15,13 @@ from mmpack.parity.fixes import Injected
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ModalitySpan
+
+if TYPE_CHECKING:
+    from mmpack.demo.job import Job
+
+    Base = Job
+else:
+    Base = object
 
 CAUSES: tuple[str, ...] = get_args(Injected)
 
@@ -106,3 +113,29 @@ def _expand_again(sample: Sample) -> None:
     sample.loss_spans = [
         LossSpan(int(moved[s.start]), int(moved[s.stop]), s.kind, s.turn) for s in sample.loss_spans
     ]
+
+
+class Injecting(Base):
+    """Goes before a Job class. A cause of the layout is put into the train side, or into what the policy sampled."""
+
+    @property
+    def cause(self) -> str:
+        assert self.options.inject is not None  # else this class is not taken
+        return self.options.inject
+
+    def wrap(self, hf_processor: Any) -> Processor:
+        right = super().wrap(hf_processor)
+        return broken_processor(self.cause, hf_processor, right.parts.position_rule, self.sampling)
+
+    def roll(self) -> list[Sample]:
+        rollouts = super().roll()
+        if self.cause == "sampled_placeholder":
+            sampled_placeholder(rollouts)
+        return rollouts
+
+    def train_sample(self, b: int) -> Sample:
+        rolled, messages = self.rollouts[b], self.messages[b // self.options.n]
+        kept = rolled.input_ids[rolled.loss_indices]
+        response = broken_response(self.cause, kept, self.hf_processor.tokenizer)
+        sample = self.trained(b, broken_messages(self.cause, messages), response)
+        return broken_sample(self.cause, sample, max(len(s) for s in self.rollouts))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs, rollout
+from mmpack.adapters.transformers import attach, packed_logprobs
 from mmpack.contracts import TOLERANCES
-from mmpack.demo.exercise import Exercise
 from mmpack.demo.sides import Sides
 
 MICRO_BATCH = 4096  # packed rows
 # What kept ids are shown with; a tiny random model is so flat that only a tenth of the temperature leaves few of them.
 FILTERS: dict[str, Any] = {"top_p": 0.8, "top_k": 1024}
 FLAT, SHORT = 0.1, 8
+COUNTED = {"tokens": "tokens", "patches": "patches_encoded"}  # name here -> in a batch's stats
 
 
 class LogprobChecks(Sides):
@@ -36,11 +37,12 @@ class LogprobChecks(Sides):
             list(range(i, min(i + rectangle, len(self.train))))
             for i in range(0, len(self.train), rectangle)
         ]
+        share = partial(mp.pack, share_prefix=True)
         makers: dict[str, tuple[list[list[int]], Callable[..., Any]]] = {
             "packed": (plain.bins, mp.pack),
-            "shared_prefix": (shared.bins, lambda s: mp.pack(s, share_prefix=True)),
-            "padded_left": (slices, lambda s: mp.pad(s, side="left")),
-            "padded_right": (slices, lambda s: mp.pad(s, side="right")),
+            "shared_prefix": (shared.bins, share),
+            "padded_left": (slices, partial(mp.pad, side="left")),
+            "padded_right": (slices, partial(mp.pad, side="right")),
         }
         rolled = torch.cat([torch.from_numpy(s.rollout_logprobs) for s in self.train])
         self.costs: dict[str, dict[str, Any]] = {}
@@ -48,23 +50,10 @@ class LogprobChecks(Sides):
         for name, (bins, make) in makers.items():
             with torch.no_grad(), self.report.memory() as peak, self.attention(name):
                 start = time.perf_counter()
-                pieces: list[Any] = [None] * len(self.train)
-                tokens = patches = 0
-                for members in bins:
-                    batch = make([self.train[i] for i in members])
-                    lp = packed_logprobs(self.model, batch, self.temperature)
-                    for i, piece in zip(members, batch.unpack_loss(lp), strict=True):
-                        pieces[i] = piece
-                    tokens += batch.stats["tokens"]
-                    patches += batch.stats["patches_encoded"]
+                found[name], stats = self.scored(bins, make)
                 took = time.perf_counter() - start
-            found[name] = torch.cat(pieces)
-            self.costs[name] = {
-                "tokens": tokens,
-                "patches": patches,
-                "seconds": took,
-                "peak_mb": peak.megabytes,
-            }
+            counts = {key: sum(s[of] for s in stats) for key, of in COUNTED.items()}
+            self.costs[name] = counts | {"seconds": took, "peak_mb": peak.megabytes}
         self.old_logprobs = found["shared_prefix"]
         worst = {k: (v - rolled).abs().max().item() for k, v in found.items()}
         whole = torch.stack(list(found.values()))
@@ -72,9 +61,8 @@ class LogprobChecks(Sides):
         self.report.values["logprobs"] = {"max_abs_diff": worst, "between_layouts": between}
         for key in ("tokens", "patches"):
             self.report.values[key] = {
-                "padded": self.costs["padded_left"][key],
-                "packed": self.costs["packed"][key],
-                "shared_prefix": self.costs["shared_prefix"][key],
+                name.removesuffix("_left"): self.costs[name][key]
+                for name in ("padded_left", "packed", "shared_prefix")
             }
         fine = all(v <= self.bound for v in worst.values())  # NaN is not <=
         fine &= between <= TOLERANCES["layouts"].value
@@ -82,6 +70,20 @@ class LogprobChecks(Sides):
         self.report.check(
             "logprobs", fine, f"against the rollout's: {figures}; between layouts {between:.1e}"
         )
+
+    def scored(
+        self, bins: list[list[int]], make: Callable[..., Any]
+    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+        """[N] logprobs of the train side in the order of its samples, and the stats of its batches."""
+        pieces: list[Any] = [None] * len(self.train)
+        stats = []
+        for members in bins:
+            batch = make([self.train[i] for i in members])
+            lp = packed_logprobs(self.model, batch, self.temperature)
+            for i, piece in zip(members, batch.unpack_loss(lp), strict=True):
+                pieces[i] = piece
+            stats.append(batch.stats)
+        return torch.cat(pieces), stats
 
     def attention(self, layout: str) -> Any:
         """Packed rows need mmpack's attention; rectangles run with the model's own."""
@@ -93,7 +95,8 @@ class LogprobChecks(Sides):
     def check_kept_ids(self) -> None:
         """The policy has not changed, so ratios are 1 over the ids that it was sampled from."""
         temperature = self.options.temperature if self.options.model else FLAT
-        rollouts = self.roll_filtered(self.messages[:2], self.exercises[:2], temperature)
+        most = min(SHORT, self.options.max_new_tokens)
+        rollouts = self.sampled(slice(2), max_new_tokens=most, temperature=temperature, **FILTERS)
         batch = mp.pack([self.as_train(s) for s in rollouts], share_prefix=True)
         rolled, lists = batch.loss_columns["rollout_logprobs"], batch.kept_ids
         assert lists is not None
@@ -114,21 +117,6 @@ class LogprobChecks(Sides):
             worst <= self.bound,
             f"mean ratio {ratio:.3f} over the {count:.1f} ids per token that top-p and top-k left, "
             f"{other:.3f} over all ids",
-        )
-
-    def roll_filtered(
-        self, messages: list[Any], exercises: list[Exercise], temperature: float
-    ) -> list[mp.Sample]:
-        return rollout(
-            self.model,
-            self.hf_processor,
-            messages,
-            [p.exercise_id for p in exercises],
-            n=self.options.n,
-            max_new_tokens=min(SHORT, self.options.max_new_tokens),
-            temperature=temperature,
-            video_settings=self.sampling,
-            **FILTERS,
         )
 
     def as_train(self, rolled: mp.Sample) -> mp.Sample:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from mmpack.demo.engine_job import EngineJob
-from mmpack.demo.injecting_job import Injecting
+from mmpack.demo.injection import Injecting
 from mmpack.demo.job import Job
 from mmpack.demo.learning_job import LearnJob
 from mmpack.demo.options import ENGINE_CAUSES, SmokeOptions
-from mmpack.demo.page import page
 from mmpack.demo.report import Report
 from mmpack.errors import ArgumentError
 from mmpack.files import write_text
+from mmpack.layout.fingerprint import content_hash
+from mmpack.processors.messages import parts_of
+from mmpack.view import html
 
 VIDEO_FAMILIES = ("qwen2_5_vl", "qwen3_vl")  # seconds in positions, and seconds in text
 OF_PICTURES = ("dropped_image", "max_pixels")  # causes
@@ -37,8 +40,8 @@ def run(options: SmokeOptions, console: Console | None = None, **engine: Any) ->
         one = Report(report.console)
         one.say(f"{family}:")
         folder = None if options.workdir is None else options.workdir / family
-        html = options.html and options.html.with_stem(f"{options.html.stem}-{family}")
-        _run(replace(options, family=family, workdir=folder, html=html), one)
+        path = options.html and options.html.with_stem(f"{options.html.stem}-{family}")
+        _run(replace(options, family=family, workdir=folder, html=path), one)
         report.values[family] = one.to_dict()
         report.failed += [f"{family}: {name}" for name in one.failed]
     return report
@@ -77,3 +80,27 @@ def _job_class(options: SmokeOptions) -> type[Job]:
     if options.inject in (None, *ENGINE_CAUSES):  # EngineJob itself breaks what the last ones name
         return kind
     return type(f"Injecting{kind.__name__}", (Injecting, kind), {})
+
+
+def page(job: Any) -> str:
+    """The parity report of a job that has run, as one self-contained page."""
+    pictures: dict[str, np.ndarray] = {}
+    for messages in job.messages:
+        for kind, item in parts_of(messages, None):
+            if kind == "image":
+                pixels, _ = job.processor.rgb_pixels(item, "smoke")
+                pictures[content_hash("image", pixels)] = pixels
+            else:
+                clip = job.processor.clip(item, "smoke")
+                pictures[clip.content_hash] = clip.frames
+    logprobs = {}
+    if hasattr(job, "old_logprobs"):  # parity held, so they were computed
+        ends = np.cumsum([s.num_loss_tokens for s in job.train])[:-1]
+        pieces = np.split(job.old_logprobs.numpy(), ends)
+        logprobs = {s.sample_id: lp for s, lp in zip(job.train, pieces, strict=True)}
+    return html(
+        job.parity,
+        pictures=pictures,
+        decode=job.hf_processor.tokenizer.decode,
+        train_logprobs=logprobs,
+    )

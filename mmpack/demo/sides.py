@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 import mmpack as mp
-from mmpack.adapters.transformers import load_checkpoint, rollout
+from mmpack.adapters.transformers import rollout
+from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.demo.clips import clip_exercises
-from mmpack.demo.datasets import load_exercises
-from mmpack.demo.exercise import Exercise
+from mmpack.demo.datasets import Exercise, load_exercises
 from mmpack.demo.options import SmokeOptions
 from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.demo.tiny_models import tiny_model
@@ -90,15 +90,23 @@ class Sides:
         self.report.say(f"rollout: {len(self.rollouts)} responses, {tokens} tokens, {took:.1f} s")
 
     def roll(self) -> list[mp.Sample]:
+        return self.sampled(
+            slice(None),
+            max_new_tokens=self.options.max_new_tokens,
+            temperature=self.options.temperature,
+            top_p=self.options.top_p,
+        )
+
+    def sampled(self, which: slice, **sampler: Any) -> list[mp.Sample]:
+        """The engine's responses to the prompts of these exercises."""
         return rollout(
             self.model,
             self.hf_processor,
-            self.messages,
-            [p.exercise_id for p in self.exercises],
+            self.messages[which],
+            [p.exercise_id for p in self.exercises[which]],
             n=self.options.n,
-            max_new_tokens=self.options.max_new_tokens,
-            temperature=self.options.temperature,
             video_settings=self.sampling,
+            **sampler,
         )
 
     @property

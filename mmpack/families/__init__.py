@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmpack.errors import LayoutError
-from mmpack.families.base import Audio, Family, Views
+from mmpack.families.base import Audio, Family
 from mmpack.families.gemma3 import GEMMA3
 from mmpack.families.gemma4 import GEMMA4
 from mmpack.families.glm4v import GLM4V
@@ -26,15 +26,7 @@ from mmpack.families.qwen3_vl import QWEN3_VL
 from mmpack.families.qwen3_vl_moe import QWEN3_VL_MOE
 from mmpack.families.smolvlm import SMOLVLM
 
-__all__ = [
-    "FAMILIES",
-    "Audio",
-    "Family",
-    "Views",
-    "family_of_config",
-    "family_of_model_type",
-    "get_family",
-]
+__all__ = ["FAMILIES", "Audio", "Family", "family_of_config", "family_of_model_type", "get_family"]
 
 FAMILIES: dict[str, Family] = {
     f.name: f

@@ -12,16 +12,17 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.families import FAMILIES
 from mmpack.families.base import Family
 
-# fields that hold one of the words that built-in families use
-_WORDS = ("video_layout", "pixel_layout", "coordinates")
-_CHOICES = {
+# fields and the words that they may hold; None: those that built-in families use
+_WORDS: dict[str, tuple[str, ...] | None] = {
+    **dict.fromkeys(("video_layout", "pixel_layout", "coordinates")),
     "packing": ("yes", "kernels-only", "no"),
     "sharing": ("tree", "none"),
+    "audio.interleaving": ("chunks", "time"),
+    "audio.halvings": ("up", "down"),
+    "texts.frame_time": ("first", "middle"),
+    "video.resize": ("area", "budget"),
 }
-_SIZES = (
-    *("patch_size", "temporal_patch_size", "spatial_merge_size", "pooled_frames"),
-    "vocab_size",
-)
+_SIZES = ("patch_size", "temporal_patch_size", "spatial_merge_size", "pooled_frames", "vocab_size")
 
 
 def register_family(family: Family) -> Family:
@@ -121,13 +122,16 @@ def _sizes(family: Family) -> Iterable[tuple[str, str]]:
 
 
 def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
-    known = {name: {getattr(f, name) for f in others} for name in _WORDS}
-    known["coordinates"].add(None)
-    for name, words in [*known.items(), *((n, set(w)) for n, w in _CHOICES.items())]:
-        value = getattr(family, name)
-        if value not in words:
-            listed = ", ".join(sorted(repr(word) for word in words))
-            yield f"has {name}={value!r:.40}", f"use one of {listed}"
+    for path, words in _WORDS.items():
+        part, _, name = path.rpartition(".")
+        holder = getattr(family, part) if part else family
+        if holder is None:
+            continue
+        value = getattr(holder, name)
+        known = {getattr(f, name) for f in others} if words is None else set(words)
+        free = {None} if name == "coordinates" else set()  # not known
+        if not {*(value if isinstance(value, tuple) else (value,))} <= known | free:
+            yield f"has {path}={value!r:.40}", f"use one of {', '.join(sorted(map(repr, known)))}"
     media = family.placeholder_ids
     seen = () if family.two_way is None else family.two_way.media
     if not (isinstance(seen, tuple) and set(seen) <= media.keys()):
@@ -135,23 +139,6 @@ def _words(family: Family, others: list[Family]) -> Iterable[tuple[str, str]]:
             f"has two_way with media={seen!r:.40}",
             f"pass a tuple of modalities that have placeholders: {', '.join(media)}",
         )
-    if family.audio is not None and family.audio.interleaving not in ("chunks", "time"):
-        yield (
-            f"has audio with interleaving={family.audio.interleaving!r:.40}",
-            "use 'chunks' or 'time'",
-        )
-    if family.audio is not None and not set(family.audio.halvings) <= {"up", "down"}:
-        yield (
-            f"has audio with halvings={family.audio.halvings!r:.40}",
-            "use 'up' or 'down' for each",
-        )
-    if family.texts.frame_time not in ("first", "middle"):
-        yield (
-            f"has texts with frame_time={family.texts.frame_time!r:.40}",
-            "use 'first' or 'middle'",
-        )
-    if family.video is not None and family.video.resize not in ("area", "budget"):
-        yield f"has video with resize={family.video.resize!r:.40}", "use 'area' or 'budget'"
     if family.video_token_id is None and family.video_layout != "images":
         yield (
             f"has video_layout={family.video_layout!r} but no video_token_id",

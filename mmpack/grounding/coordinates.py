@@ -82,10 +82,7 @@ def sizes_of(sample: Sample, media_index: int | None = None) -> Sizes:
     t, h, w = medium.grid_thw
     tiled = family.pixel_layout == "tiles" and t > 1
     model = (w * family.patch_size, h * family.patch_size)
-    return Sizes(
-        model=None if tiled else _size(model),
-        original=_upright_size(medium, screen),
-    )
+    return Sizes(model=None if tiled else _size(model), original=_upright_size(medium, screen))
 
 
 def convert(
@@ -95,7 +92,7 @@ def convert(
 
     Args: `values`: x, y, x, y, … as int, float or Fraction; a float is taken as the binary number that it is. `source`,
     `target`: of `SYSTEMS`. `sizes`: of the picture, where pixels are read or written.
-    Returns: Fractions; the way back gives `values` again, exactly. `as_floats` rounds each once.
+    Returns: Fractions; the way back gives `values` again, exactly. `float` rounds each once.
     Raises: ArgumentError for values that are no finite numbers or odd in number, an unknown system, or a size that is
     needed and not known.
     """
@@ -104,73 +101,9 @@ def convert(
     return tuple(v * factor for v, factor in zip(numbers, factors, strict=True))
 
 
-def convert_array(values: Any, source: str, target: str, sizes: Sizes | None = None) -> np.ndarray:
-    """As `convert`, for an array of floats [..., 2k]: float64, each value rounded once by the factor and once by the
-    product (a relative error of at most 2**-52).
-
-    Raises: ArgumentError, as `convert`; NaN and infinity are refused.
-    """
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
-        raise ArgumentError(
-            f"convert_array: values is {kind_of(values)}, expected a numpy array of numbers. "
-            "Fix: pass np.asarray(values)"
-        )
-    if values.ndim == 0 or values.shape[-1] % 2:
-        raise ArgumentError(
-            f"convert_array: values has shape {list(values.shape)}, expected [..., 2k]. Fix: pass x, y, x, y, …"
-        )
-    if not np.isfinite(values).all():
-        raise ArgumentError(
-            "convert_array: values holds NaN or infinity. Fix: find where it is produced"
-        )
-    factors = _factors(source, target, sizes, values.shape[-1])
-    return values.astype(np.float64) * np.array([float(f) for f in factors])
-
-
-def as_written(values: Iterable[Any], system: str) -> tuple[int, ...] | tuple[float, ...]:
-    """`values` of `system` as models write them: the nearest integers (a tie goes to the even one); in `normalized_1`
-    floats, unchanged.
-
-    `rounding_error` is how far off they may be. Raises: ArgumentError for values that are not finite numbers.
-    """
-    check_name("as_written", "system", system, SYSTEMS)
-    numbers = _fractions(values)
-    if system == "normalized_1":
-        return as_floats(numbers)
-    return tuple(round(v) for v in numbers)
-
-
-def rounding_error(
-    written: str, measured: str, sizes: Sizes | None = None
-) -> tuple[Fraction, Fraction]:
-    """By how much writing integers in system `written` moves x and y, at most, in units of system `measured`.
-
-    Half a unit of `written`, converted: a box written in thousandths of a picture 1920 pixels wide is off by up to
-    0.96 pixels. `normalized_1` is written as floats: (0, 0).
-    Raises: ArgumentError, as `convert`.
-
-    Example:
-        >>> from mmpack.grounding import Sizes, rounding_error
-        >>> rounding_error("normalized_1000", "original_pixels", Sizes(original=(1920, 1080)))
-        (Fraction(24, 25), Fraction(27, 50))
-    """
-    check_name("rounding_error", "written", written, SYSTEMS)
-    half = Fraction(0 if written == "normalized_1" else 1, 2)
-    x, y = convert((half, half), written, measured, sizes)
-    return x, y
-
-
-def as_floats(values: Iterable[Any]) -> tuple[float, ...]:
-    """The nearest floats. Raises: ArgumentError for what no float can hold, and for text."""
-    try:
-        given = list(values)
-        if any(isinstance(v, str | bytes) for v in [values, *given]):
-            raise TypeError
-        return tuple(float(v) for v in given)
-    except (OverflowError, RuntimeError, TypeError, ValueError):
-        raise ArgumentError(
-            "as_floats: a value is not a number, or too large for a float. Fix: pass numbers"
-        ) from None
+def as_floats(values: Iterable[Fraction]) -> tuple[float, ...]:
+    """Return the nearest floats."""
+    return tuple(float(v) for v in values)
 
 
 # ---- parts ---------------------------------------------------------------------------------------

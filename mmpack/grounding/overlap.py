@@ -1,7 +1,7 @@
-"""How well two boxes, or a point and a box, agree. Boxes are [n, 4] x0, y0, x1, y1, points [n, 2]; float64 results.
+"""How well two boxes, or a point and a box, agree, and which to match. Boxes are [n, 4] x0, y0, x1, y1, points [n, 2].
 
-A box without area is a box of area 0: it overlaps nothing, itself included. NaN, infinities and swapped corners are
-refused.
+Results are float64. A box without area is a box of area 0: it overlaps nothing, itself included. Only `iou` is public
+and checks what it is given; `scores` hands the others finite numbers and boxes whose corners are in order.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.errors import ArgumentError, check_number, kind_of
+from mmpack.errors import ArgumentError, kind_of, require
 
 
 def iou(boxes: Any, others: Any) -> np.ndarray:
     """Intersection over union of each of `boxes` [n, 4] with each of `others` [m, 4]: float64 [n, m], from 0 to 1.
 
-    0 where the union has no area. Raises: ArgumentError if these are not arrays of boxes.
+    0 where the union has no area. Raises: ArgumentError if these are not arrays of boxes; NaN, infinities and swapped
+    corners are refused.
 
     Example:
         >>> from mmpack.grounding import iou
         >>> iou([[0, 0, 2, 2]], [[1, 0, 3, 2], [0, 0, 2, 2]]).round(3).tolist()
         [[0.333, 1.0]]
     """
-    a, b = _scaled(_boxes("iou", "boxes", boxes), _boxes("iou", "others", others))
+    a, b = _scaled(_boxes("boxes", boxes), _boxes("others", others))
     intersection, union = _areas(a, b)
     return _divided(intersection, union)
 
@@ -32,9 +33,9 @@ def giou(boxes: Any, others: Any) -> np.ndarray:
     """Generalized IoU of each of `boxes` [n, 4] with each of `others` [m, 4]: float64 [n, m], from -1 to 1.
 
     IoU - (area of the smallest box around both - union) / that area (Rezatofighi et al. 2019, algorithm 1); where that
-    area is 0, -1 (two boxes without area, apart or not). Raises: ArgumentError if these are not arrays of boxes.
+    area is 0, -1 (two boxes without area, apart or not).
     """
-    a, b = _scaled(_boxes("giou", "boxes", boxes), _boxes("giou", "others", others))
+    a, b = _scaled(np.asarray(boxes, np.float64), np.asarray(others, np.float64))
     intersection, union = _areas(a, b)
     around = np.maximum(a[..., 2:], b[..., 2:]) - np.minimum(a[..., :2], b[..., :2])
     hull = around[..., 0] * around[..., 1]
@@ -43,28 +44,33 @@ def giou(boxes: Any, others: Any) -> np.ndarray:
 
 
 def point_in_box(points: Any, boxes: Any) -> np.ndarray:
-    """1.0 where a point of [n, 2] lies in a box of [m, 4], edges included, else 0.0: [n, m].
-
-    Raises: ArgumentError for what is no array of points or boxes.
-    """
-    p = _numbers("point_in_box", "points", points, 2)
-    b = _boxes("point_in_box", "boxes", boxes)
-    inside = (p[:, None] >= b[None, :, :2]) & (p[:, None] <= b[None, :, 2:])
+    """1.0 where a point of [n, 2] lies in a box of [m, 4], edges included, else 0.0: [n, m]."""
+    p, b = np.asarray(points)[:, None], np.asarray(boxes)[None]
+    inside = (p >= b[..., :2]) & (p <= b[..., 2:])
     return np.asarray(inside.all(axis=-1), np.float64)
 
 
-def centre_distance(places: Any, others: Any, diagonal: float) -> np.ndarray:
-    """Distance between the centres of `places` and `others`, divided by `diagonal`: float64 [n, m].
+def match(values: np.ndarray, allowed: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs (row, column) of `values` [n, m] with the largest sum, in order of rows (the Hungarian method).
 
-    Args: `places`, `others`: [n, 4] and [m, 4] boxes or [n, 2] and [m, 2] points, in a unit that is the same length in
-    x and y (pixels). `diagonal`: the picture's, in this unit, above 0. Within the picture the result is from 0 to 1.
-    Raises: ArgumentError if these are not arrays of boxes or points.
+    Args: `values`: finite numbers. `allowed`: bool [n, m], pairs that may be matched. As many pairs as can be are
+    matched first, then the sum is the largest: a pair of low value is matched rather than none.
+    Equal sums are settled by scipy, the same way each time.
+    Raises: MissingExtraError without scipy, where there is more than one row and one column.
     """
-    check_number("centre_distance", "diagonal", diagonal, above=0)
-    a, b = (_centres("centre_distance", n, v) for n, v in (("places", places), ("others", others)))
-    apart = a[:, None] / diagonal - b[None] / diagonal
-    distance: np.ndarray = np.hypot(apart[..., 0], apart[..., 1])
-    return distance
+    if not allowed.any():
+        return []
+    # no sum of allowed values is worth another pair that is not allowed
+    spread = float(np.abs(values[allowed]).max()) or 1.0
+    worth = np.where(allowed, values / spread, -2.0 * (min(values.shape) + 1))
+    if min(values.shape) == 1:
+        best = int(worth.argmax())
+        pairs = [divmod(best, values.shape[1])]
+    else:
+        optimize = require("scipy.optimize", "grounding", "match")
+        rows, columns = optimize.linear_sum_assignment(worth, True)
+        pairs = list(zip(rows.tolist(), columns.tolist(), strict=True))
+    return [(row, column) for row, column in pairs if allowed[row, column]]
 
 
 # ---- parts ---------------------------------------------------------------------------------------
@@ -90,50 +96,24 @@ def _scaled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.ldexp(x, -exponent[..., None]) for x in (a[:, None], b[None]))  # type: ignore[return-value]
 
 
-def _centres(what: str, name: str, value: Any) -> np.ndarray:
-    array = _numbers(what, name, value, None)
-    if array.shape[1] == 2:
-        return array
-    _check_corners(what, name, array)
-    return array[:, :2] / 2 + array[:, 2:] / 2
-
-
-def _boxes(what: str, name: str, value: Any) -> np.ndarray:
-    array = _numbers(what, name, value, 4)
-    _check_corners(what, name, array)
-    return array
-
-
-def _check_corners(what: str, name: str, array: np.ndarray) -> None:
-    swapped = np.flatnonzero((array[:, :2] > array[:, 2:]).any(axis=1))
-    if len(swapped):
-        raise ArgumentError(
-            f"{what}: {name}[{swapped[0]}] is {array[swapped[0]].tolist()}, with its corners swapped. "
-            "Fix: pass x0, y0, x1, y1"
-        )
-
-
-def _numbers(what: str, name: str, value: Any, width: int | None) -> np.ndarray:
-    """float64 [n, width]; an empty list is [0, width]."""
+def _boxes(name: str, value: Any) -> np.ndarray:
+    """float64 [n, 4]; an empty list is [0, 4]."""
     try:
         array = np.asarray(value)
-        if array.dtype.kind not in "iuf":
-            raise TypeError
-        array = array.astype(np.float64)
+        fits = array.dtype.kind in "iuf" and (array.size == 0 or array.shape[1:] == (4,))
     except Exception:
+        fits = False
+    if not fits:
         raise ArgumentError(
-            f"{what}: {name} is {kind_of(value)}, which is not an array of numbers. "
-            f"Fix: pass floats [n, {width or '4 or 2'}]"
-        ) from None
-    if array.size == 0 and array.ndim in (1, 2):
-        return np.zeros((0, width or 4))
-    if array.ndim != 2 or array.shape[1] not in ((2, 4) if width is None else (width,)):
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(array.shape)}, expected [n, {width or '4 or 2'}]. "
-            "Fix: pass one row per item, even for a single one"
+            f"iou: {name} is {kind_of(value)}, which is not an array of boxes. "
+            "Fix: pass floats [n, 4], one row per box"
         )
-    if not np.isfinite(array).all():
+    array = array.astype(np.float64).reshape(-1, 4)
+    wrong = ~np.isfinite(array).all(axis=1) | (array[:, :2] > array[:, 2:]).any(axis=1)
+    if wrong.any():
+        at = int(wrong.argmax())
         raise ArgumentError(
-            f"{what}: {name} holds NaN or infinity. Fix: drop that row, or find where it is produced"
+            f"iou: {name}[{at}] is {array[at].tolist()}, with NaN, infinity or its corners swapped. "
+            "Fix: pass x0, y0, x1, y1"
         )
     return array

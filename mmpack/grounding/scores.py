@@ -11,8 +11,7 @@ import numpy as np
 from mmpack.errors import ArgumentError, TraceError, check_name, kind_of
 from mmpack.families import get_family
 from mmpack.grounding.coordinates import as_floats, convert, sizes_of
-from mmpack.grounding.match import match
-from mmpack.grounding.overlap import centre_distance, giou, iou, point_in_box
+from mmpack.grounding.overlap import giou, iou, match, point_in_box
 from mmpack.schema.rules.places import limits_of, place_faults
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import RegionSpan, Score, covered
@@ -36,6 +35,14 @@ def _centred(places: Sequence[Values]) -> list[Values]:
     return [p if len(p) == 2 else (p[0] / 2 + p[2] / 2, p[1] / 2 + p[3] / 2) for p in places]
 
 
+def _nearness(places: Sequence[Values], others: Sequence[Values], diagonal: float) -> np.ndarray:
+    """1 - the distance of the centres over the diagonal of the picture: float64 [n, m]."""
+    a, b = (np.array(_centred(x)) / diagonal for x in (places, others))
+    apart = a[:, None] - b[None]
+    distance: np.ndarray = np.hypot(apart[..., 0], apart[..., 1])
+    return 1 - distance
+
+
 _KINDS = {
     "iou": _Kind(0.0, lambda p, t, _: iou(p, t), ("bbox",), ("bbox_targets",)),
     "giou": _Kind(-1.0, lambda p, t, _: giou(p, t), ("bbox",), ("bbox_targets",)),
@@ -43,11 +50,7 @@ _KINDS = {
         0.0, lambda p, t, _: point_in_box(_centred(p), t), ("point", "bbox"), ("bbox_targets",)
     ),
     "centre_distance": _Kind(
-        0.0,
-        lambda p, t, diagonal: 1 - centre_distance(_centred(p), _centred(t), diagonal),
-        ("point", "bbox"),
-        ("bbox_targets", "point_targets"),
-        lengths=True,
+        0.0, _nearness, ("point", "bbox"), ("bbox_targets", "point_targets"), lengths=True
     ),
 }
 KINDS = tuple(_KINDS)

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,22 @@ def choose(op: Op, device: torch.device, dtype: torch.dtype | None = None) -> st
             f"{op.name}: MMPACK_BACKEND is {wanted}, but {reason}. Fix: set MMPACK_BACKEND=auto"
         )
     return wanted
+
+
+def module_of(op: Op, *tensors: torch.Tensor) -> Any:
+    """The module that runs `op` on these tensors, by the dtype that they promote to."""
+    import torch
+
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    return implementation(op, tensors[0].device, dtype)
+
+
+def ops_of(room: str) -> tuple[Op, ...]:
+    """The ops that the packages of a room declare, package by package."""
+    packages = pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}.")
+    modules = [importlib.import_module(found.name) for found in packages if found.ispkg]
+    declared = (x for module in modules for x in vars(module).values() if isinstance(x, Op))
+    return tuple(dict.fromkeys(declared))
 
 
 def report(ops: Iterable[Op], device: torch.device) -> list[tuple[str, str | None, str]]:

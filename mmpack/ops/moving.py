@@ -51,13 +51,11 @@ class Moving(ABC):
         return self._moved(Tensor.pin_memory)
 
     def _moved(self: Self, move: Move) -> Self:
-        moved: Self = moved_to(self._bare(), move)
-        return moved
+        return moved_to(self._bare(), move)
 
     def _bare(self: Self) -> Self:
         empty = {n: dict(x) if isinstance(x, dict) else x for n, x in self.unresolved.items()}
-        bare: Self = dataclasses.replace(self, **empty)  # type: ignore[type-var]
-        return bare
+        return dataclasses.replace(self, **empty)  # type: ignore[type-var]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was resolved: it belongs to this process, and FlexAttention's mask can't be pickled."""

@@ -56,8 +56,7 @@ def segment_sum(values: Tensor, cu: Tensor) -> Tensor:
         >>> segment_sum(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
         tensor([3., 0., 4.], dtype=torch.float64)
     """
-    summed: Tensor = _SegmentSum.apply(values, cu)
-    return summed
+    return _SegmentSum.apply(values, cu)
 
 
 def keyed_sum(values: Tensor, keys: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from mmpack.parity.causes import (
     structured_pair,
 )
 from mmpack.parity.causes.alike import MEDIA_FIELDS, VIDEO_FIELDS
+from mmpack.parity.causes.replay import REPLAYED
 from mmpack.parity.differences import Difference
 from mmpack.parity.fields import (
     FIELDS,
@@ -33,7 +34,6 @@ from mmpack.parity.fields import (
 from mmpack.parity.fixes import RANK, UNKNOWN
 from mmpack.parity.join import Missing, Source, paired
 from mmpack.parity.records import RECORDS
-from mmpack.parity.replay import REPLAYED
 from mmpack.parity.report import Finding, ParityReport
 from mmpack.parity.sampling import sampling_hit
 from mmpack.progress import progress

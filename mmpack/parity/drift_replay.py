@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.parity.replay import unlike_experts, unlike_lists
+from mmpack.parity.causes.replay import unlike_experts, unlike_lists
 from mmpack.parity.sampling import cuts_ids
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.routes import rows_read

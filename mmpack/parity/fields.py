@@ -15,10 +15,10 @@ from mmpack.layout.fingerprint import fingerprint
 from mmpack.layout.runs import placeholder_runs
 from mmpack.parity.causes.alike import differ, fields_of, same_medium
 from mmpack.parity.causes.pair import common_prefix, show, show_ids
+from mmpack.parity.causes.replay import lacking_replay, replay_differences
 from mmpack.parity.causes.settings import compare_settings
 from mmpack.parity.differences import Difference, named, of_list, of_spans
 from mmpack.parity.records import lacking_records, notes, record_differences
-from mmpack.parity.replay import lacking_replay, replay_differences
 from mmpack.parity.sampling import lacking_sampling, sampling_hit, unlike_sampling, who_lacks
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample

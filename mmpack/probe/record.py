@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +35,7 @@ class Entry:
     source: str | None = None  # of an output: the entry whose row alone the module made its row of
     width: int = 0  # values of a row
     local: float = 0.0  # what the module's own rounding may be, relative to the row's norm
-    extra: dict[str, Any] = field(
-        default_factory=dict
-    )  # fields of a file that this version doesn't know
+    extra: dict[str, Any] = field(default_factory=dict)  # of a file: what this version doesn't know
 
     @property
     def name(self) -> str:
@@ -57,9 +56,13 @@ class Record:
     aliases: dict[str, str] = field(default_factory=dict)
     # what has no axis that could be told to be that of rows
     unplaced: set[str] = field(default_factory=set)
-    extra: dict[str, Any] = field(
-        default_factory=dict
-    )  # fields of a file that this version doesn't know
+    extra: dict[str, Any] = field(default_factory=dict)  # of a file: what this version doesn't know
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to `path`, which ends in `.probe`; `read_record` reads it. Raises: ArgumentError."""
+        from mmpack.probe.record_file import write_record
+
+        write_record(path, self)
 
     def __repr__(self) -> str:
         p = self.places

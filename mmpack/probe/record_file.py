@@ -36,14 +36,10 @@ _OF_ENTRY = ("module", "side", "space", "source", "width", "local")
 
 def write_record(path: str | os.PathLike[str], record: Record) -> None:
     """Write a record to `path`, which ends in `.probe`. Raises: ArgumentError."""
-    if not isinstance(record, Record):
-        raise ArgumentError(
-            f"write_record: record is {kind_of(record)}. Fix: pass what probe.record returned"
-        )
-    path = _path("write_record", path)
+    path = _path("Record.save", path)
     if path.suffix != SUFFIX:
         raise ArgumentError(
-            f"write_record: {path.name!r:.60} doesn't end in {SUFFIX}. Fix: give it that suffix"
+            f"Record.save: {path.name!r:.60} doesn't end in {SUFFIX}. Fix: give it that suffix"
         )
     header = record.extra | {
         "format": FORMAT,
@@ -61,10 +57,10 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:120]
         raise ArgumentError(
-            f"write_record: {record.name!r:.60} can't be written ({why}). Fix: keep JSON values in its about and extra"
+            f"Record.save: {record.name!r:.60} can't be written ({why}). Fix: keep JSON values in its about and extra"
         ) from None
     with (
-        replaced(path, "write_record", ArgumentError) as file,
+        replaced(path, "Record.save", ArgumentError) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out,
     ):
         out.writestr(_named(HEADER), text)
@@ -86,7 +82,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     except OSError as error:
         raise TraceError(
             f"read_record: {path} can't be read ({error.strerror or error}). "
-            "Fix: pass a file that mmpack probe --save or write_record made"
+            "Fix: pass a file that mmpack probe --save or Record.save made"
         ) from None
     except TraceError:
         raise
@@ -96,7 +92,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         why = " ".join(str(error).split())[:160]
         raise TraceError(
             f"read_record: {path} is not a record of the probe, or is damaged ({type(error).__name__}: {why}). "
-            "Fix: record it again, with mmpack probe --save or write_record"
+            "Fix: record it again, with mmpack probe --save or Record.save"
         ) from None
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.probe.compare import compare
-from mmpack.probe.contract import Contract
 from mmpack.probe.digest import DIRECTIONS
 from mmpack.probe.places import places_of
 from mmpack.probe.record import MEMORY, Record, Recorder
-from mmpack.probe.report import ProbeReport
+from mmpack.probe.report import Contract, ProbeReport
 from mmpack.progress import tracked
 from mmpack.schema.sample import Sample, as_samples
 

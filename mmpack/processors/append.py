@@ -10,17 +10,24 @@ import numpy as np
 
 from mmpack.errors import ArgumentError
 from mmpack.layout.occurrences import occurring_media
-from mmpack.processors.arguments import as_ids, as_logprobs, template_options
+from mmpack.processors.arguments import (
+    as_ids,
+    as_logprobs,
+    check_fields,
+    check_lengths,
+    template_options,
+)
 from mmpack.processors.build import COMPUTED, build_sample
 from mmpack.processors.conversation import PAST, after_a_turn, source_of
-from mmpack.processors.replay import Replay, joined_replay
 from mmpack.processors.views import pictures
 from mmpack.schema.media import Medium
+from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import REPLAY, Sample
 from mmpack.schema.spans import OBSERVATION_SOURCES, LossSpan, ObservationSpan
 
 if TYPE_CHECKING:
     from mmpack.processors.processor import Processor
+
 
 _DERIVED = COMPUTED | {"attention_mask", "rollout_logprobs", "observation_spans", *REPLAY}
 
@@ -98,7 +105,7 @@ def _observed(
         raise ArgumentError(
             "processor.append: observation_ids and messages say the same thing. Fix: pass one of them"
         )
-    items = processor.media.media_of(given.messages, given.media)
+    items = processor.media_of(given.messages, given.media)
     options = template_options(given.template_kwargs, prompt=True)
 
     def render(messages: Sequence[dict[str, Any]], **more: Any) -> str:
@@ -131,3 +138,65 @@ def _joined_logprobs(sample: Sample, more: Any, count: int) -> np.ndarray | None
     if old is None and not sample.num_loss_tokens:
         return new
     return None if new is None or old is None else np.concatenate([old, new])
+
+
+class Replay(NamedTuple):
+    """Of a response: n lists; n lists per teacher; routes of all tokens, its context's too [L, layers, k]."""
+
+    kept_ids: Ragged | None
+    teachers: dict[str, Ragged] | None
+    routed_experts: np.ndarray | None
+
+
+def joined_replay(sample: Sample, new: Replay, count: int, length: int) -> dict[str, Any]:
+    """The fields of `sample` with a response of `count` ids behind it, `length` tokens in all. Raises ArgumentError."""
+    check_fields(new._asdict())
+    check_lengths(new._asdict(), count, length)
+    return {
+        "kept_ids": _kept(sample, new.kept_ids, count),
+        "teachers": _teachers(sample, new.teachers or {}, count),
+        "routed_experts": _routes(sample, new.routed_experts, count, length),
+    }
+
+
+def _kept(sample: Sample, new: Ragged | None, count: int) -> Ragged | None:
+    old = sample.kept_ids
+    if not count:
+        return old
+    if not sample.num_loss_tokens:
+        return new
+    if (old is None) != (new is None):
+        who = "the response" if new is None else "the sample"
+        raise ArgumentError(
+            f"processor.append: {who} has no kept_ids, but the other has. Fix: pass them for every turn, or for none"
+        )
+    return None if old is None or new is None else Ragged.cat([old, new])
+
+
+def _teachers(sample: Sample, new: dict[str, Ragged], count: int) -> dict[str, Ragged] | None:
+    """A teacher that says nothing of a turn has empty lists there."""
+    old = sample.teachers or {}
+    sides = (old, sample.num_loss_tokens), (new, count)
+    return {
+        name: Ragged.cat([x.get(name, Ragged.empty(n, scored=True)) for x, n in sides])
+        for name in dict.fromkeys([*old, *new])
+    } or None
+
+
+def _routes(sample: Sample, new: np.ndarray | None, count: int, length: int) -> np.ndarray | None:
+    old = sample.routed_experts
+    if new is None and count and old is not None:
+        raise ArgumentError(
+            "processor.append: the sample has routed_experts, but the response has none. "
+            "Fix: pass the engine's routes of all tokens, or set the sample's to None"
+        )
+    if new is None:  # what came back is not run yet: no logprob reads it
+        tail = None if old is None else np.zeros((length - len(old), *old.shape[1:]), old.dtype)
+        return None if old is None or tail is None else np.concatenate([old, tail])
+    ran = int(sample.loss_indices.max()) if sample.num_loss_tokens else 0
+    if ran and (old is None or not np.array_equal(old[:ran], new[:ran])):
+        raise ArgumentError(
+            "processor.append: routed_experts of the earlier tokens differ from the sample's. "
+            "Fix: make a separate sample of this turn (mmpack.trajectory)"
+        )
+    return new

@@ -19,11 +19,8 @@ _FIXES = {
     "Cost": "[mp.Cost(name='harm', value=1.0)]",
 }
 _OF_TEMPLATES = (
-    "tools",
-    "documents",
-    "enable_thinking",
-    "add_generation_prompt",
-    "continue_final_message",
+    *("tools", "documents", "enable_thinking"),
+    *("add_generation_prompt", "continue_final_message"),
 )
 
 
@@ -192,7 +189,8 @@ def check_lengths(fields: dict[str, Any], count: int, length: int) -> None:
     for name, own in lists.items():
         if own is not None and len(own) != count:
             raise ArgumentError(
-                f"processor: {name} has {len(own)} lists, expected {count}. Fix: pass one list for each sampled token"
+                f"processor: {name} has {len(own)} lists for {count} response ids. "
+                "Fix: pass one list for each sampled token"
             )
     routes = fields.get("routed_experts")
     if routes is not None and len(routes) != length:

@@ -23,14 +23,8 @@ from mmpack.schema.media import Medium
 _LOUDEST = 32.0  # samples are about -1 to 1; a resampler or a codec may go a little beyond
 # what decides the features, of an extractor like Whisper's
 _SETTINGS = (
-    "feature_size",
-    "sampling_rate",
-    "hop_length",
-    "n_fft",
-    "n_samples",
-    "padding_value",
-    "padding_side",
-    "dither",
+    *("feature_size", "sampling_rate", "hop_length", "n_fft", "n_samples"),
+    *("padding_value", "padding_side", "dither"),
 )
 
 

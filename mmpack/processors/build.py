@@ -20,15 +20,8 @@ from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
 from mmpack.schema.spans import LossSpan, covered
 
 COMPUTED = {
-    "schema_version",
-    "family",
-    "input_ids",
-    "media",
-    "modality_spans",
-    "loss_spans",
-    "position_ids",
-    "processor",
-    "processor_fingerprint",
+    *("schema_version", "family", "input_ids", "media", "modality_spans", "loss_spans"),
+    *("position_ids", "processor", "processor_fingerprint"),
 }
 SETTABLE = [name for name in Sample.columns() if name not in COMPUTED]
 

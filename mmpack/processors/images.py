@@ -35,10 +35,7 @@ MAX_FILE_BYTES = 2**28  # of an encoded picture
 
 
 def rgb_pixels(
-    image: Any,
-    root: Path | None,
-    where: str,
-    convert: Callable[[Image], np.ndarray] | None = None,
+    image: Any, root: Path | None, where: str, convert: Callable[[Image], np.ndarray] | None = None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """uint8 [h, w, 3], and the Medium fields that describe the origin.
 

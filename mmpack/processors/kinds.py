@@ -13,16 +13,7 @@ HEAD = 189  # bytes that decide: two packets of MPEG-TS
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp")
 _STARTS = (b"\x1a\x45\xdf\xa3", b"\x00\x00\x01\xba", b"FLV\x01", b"OggS", b"DKIF")
 
-_SOUNDS = (
-    b"fLaC",
-    b"ID3",
-    b"\xff\xfb",
-    b"\xff\xfa",
-    b"\xff\xf3",
-    b"\xff\xf2",
-    b"\xff\xf1",
-    b"\xff\xf9",
-)
+_SOUNDS = (b"fLaC", b"ID3", *(b"\xff" + bytes([second]) for second in b"\xfb\xfa\xf3\xf2\xf1\xf9"))
 _SOUND_BRANDS = (b"M4A ", b"M4B ", b"M4P ", b"F4A ", b"F4B ")
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 

@@ -24,20 +24,25 @@ from mmpack.processors.views import media_of_cut
 from mmpack.schema.media import Medium
 from mmpack.video.files.container import open_file
 
+PLACE = "processor: media"  # what errors call an item
+
 
 class MediaMaker:
-    """Each distinct medium is processed once, by content. `reader`: None: there is no video policy."""
+    """What `Processor` does with media; each distinct one is processed once, by content."""
 
-    def __init__(self, parts: Parts, reader: VideoReader | None, cache_bytes: int):
-        self.parts, self.reader = parts, reader
-        self.cache = MediaCache(cache_bytes)
+    parts: Parts
+    reader: VideoReader | None  # None: there is no video policy
+    cache: MediaCache
 
     def __getstate__(self) -> dict[str, Any]:
         """Workers start with an empty cache: pixels are not worth sending."""
         return self.__dict__ | {"cache": MediaCache(self.cache.max_bytes)}
 
-    def medium(self, item: Any, where: str, kind: str | None) -> Medium:
-        """See `Processor.medium`."""
+    def medium(self, item: Any, where: str = PLACE, kind: str | None = None) -> Medium:
+        """A medium with pixels (features), grid, content hash and cache key; see `views`.
+
+        Raises: as `views` does; ArgumentError for a picture of several views.
+        """
         found = self.views(item, where, kind)
         if len(found) > 1:
             raise ArgumentError(
@@ -46,8 +51,16 @@ class MediaMaker:
             )
         return found[0]
 
-    def views(self, item: Any, where: str, kind: str | None = None) -> list[Medium]:
-        """See `Processor.views`."""
+    def views(self, item: Any, where: str = PLACE, kind: str | None = None) -> list[Medium]:
+        """An image, a video or an audio to Mediums with pixels (features), grid, content hash and cache key.
+
+        One; of a family that cuts a picture into views one for each: the whole, then its slices row by row. `kind`:
+        `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it. None:
+        as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels whose
+        `source` lies below `media_root` the recorded frames are decoded again.
+        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
+        AudioError.
+        """
         item = loaded(item, where)
         if kind == "sound":
             medium = copy.copy(self.medium(item, where, "audio"))
@@ -81,12 +94,18 @@ class MediaMaker:
             for view in self.views(item, f"processor: media[{i}]", kind)
         ]
 
-    def clip(self, item: Any, where: str) -> Clip:
-        """See `Processor.clip`."""
+    def clip(self, item: Any, where: str = PLACE) -> Clip:
+        """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
+
+        Raises: ArgumentError, VideoError.
+        """
         return self._reader(where).clip(loaded(item, where), self.parts.settings["video"], where)
 
-    def rgb_pixels(self, image: Any, where: str) -> tuple[np.ndarray, dict[str, Any]]:
-        """See `Processor.rgb_pixels`."""
+    def rgb_pixels(self, image: Any, where: str = PLACE) -> tuple[np.ndarray, dict[str, Any]]:
+        """uint8 [h, w, 3] as the image processor sees `image`, and Medium fields; see `images.rgb_pixels`.
+
+        What becomes of transparency is the image processor's choice (transformers: dropped, from 5.23 on over white).
+        """
         if self.parts.image_processor is None:
             raise ArgumentError(
                 f"{where}: the processor has no image_processor, which reads pictures. "

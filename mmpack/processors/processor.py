@@ -12,34 +12,29 @@ import numpy as np
 from mmpack.errors import LossWarning, callers_level
 from mmpack.families import Family
 from mmpack.layout.occurrences import context_ids
-from mmpack.processors.append import Observation, append_turn
+from mmpack.processors.append import Observation, Replay, append_turn
 from mmpack.processors.arguments import as_ids, as_spans, check_names, template_options
 from mmpack.processors.build import SETTABLE, build_sample
+from mmpack.processors.cache import MediaCache
 from mmpack.processors.conversation import assistant_turns, sources
 from mmpack.processors.media_maker import MediaMaker
 from mmpack.processors.prompts import PromptWriter
-from mmpack.processors.replay import Replay
 from mmpack.processors.settings import Parts
-from mmpack.processors.videos import Clip, VideoReader
-from mmpack.schema.media import Medium
+from mmpack.processors.videos import VideoReader
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan, covered
 
 
-class Processor:
+class Processor(MediaMaker):
     """Made by `wrap_processor`; see its methods `__call__`, `from_ids` and `append`.
 
-    `parts`: transformers' objects and their settings; `prompts`: messages to ids; `media`: pictures, videos and audio
-    to `Medium`s.
+    `parts`: transformers' objects and their settings; `prompts`: messages to ids.
     """
 
-    __slots__ = ("media", "parts", "prompts")
-
     def __init__(self, parts: Parts, reader: VideoReader | None, cache_bytes: int):
-        self.parts = parts
-        self.prompts = PromptWriter(parts)
-        self.media = MediaMaker(parts, reader, cache_bytes)
+        self.parts, self.reader = parts, reader
+        self.prompts, self.cache = PromptWriter(parts), MediaCache(cache_bytes)
 
     @property
     def family(self) -> Family:
@@ -110,7 +105,7 @@ class Processor:
         and where the template leaves out thoughts of earlier turns.
         """
         check_names(fields, SETTABLE, "processor", "Sample", templates=True)
-        items = self.media.media_of(messages, media)
+        items = self.media_of(messages, media)
         follows = response_ids is not None or not assistant_loss
         given = template_options(template_kwargs, follows if assistant_loss else None)
         options = {"add_generation_prompt": follows} | given
@@ -238,44 +233,3 @@ class Processor:
         Raises: ArgumentError, also for a part, a key, a tool call or a keyword that the template does not write.
         """
         return self.prompts.rendered(messages, template_kwargs)
-
-    def views(
-        self, item: Any, where: str = "processor: media", kind: str | None = None
-    ) -> list[Medium]:
-        """An image, a video or an audio to Mediums with pixels (features), grid, content hash and cache key.
-
-        One; of a family that cuts a picture into views one for each: the whole, then its slices row by row. `kind`:
-        `image`, `video`, `audio`, or `sound`: an audio that lies among the placeholders of the video before it. None:
-        as `item` is, of files by their first bytes. A Medium is taken as it is, but of a video without pixels whose
-        `source` lies below `media_root` the recorded frames are decoded again.
-        Raises: ArgumentError (also where the file is no longer the one that was recorded), LayoutError, VideoError,
-        AudioError.
-        """
-        return self.media.views(item, where, kind)
-
-    def medium(self, item: Any, where: str = "processor: media", kind: str | None = None) -> Medium:
-        """A medium with pixels (features), grid, content hash and cache key; see `views`.
-
-        Raises: as `views` does; ArgumentError for a picture of several views.
-        """
-        return self.media.medium(item, where, kind)
-
-    def media_from(self, items: Sequence[Any]) -> list[Medium]:
-        """`views` of each item."""
-        return self.media.media_from(items)
-
-    def clip(self, item: Any, where: str = "processor: media") -> Clip:
-        """The frames of a video as its loader hands them to a processor, and their plan: what an engine is given.
-
-        Raises: ArgumentError, VideoError.
-        """
-        return self.media.clip(item, where)
-
-    def rgb_pixels(
-        self, image: Any, where: str = "processor: media"
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """uint8 [h, w, 3] as the image processor sees `image`, and Medium fields; see `images.rgb_pixels`.
-
-        What becomes of transparency is the image processor's choice (transformers: dropped, from 5.23 on over white).
-        """
-        return self.media.rgb_pixels(image, where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -50,31 +50,8 @@ _NOT_EVERYWHERE = ("do_sample_frames", "slice_mode", "use_image_id", *_TILES)
 _ALWAYS = ("patch_size", "temporal_patch_size", "merge_size", "max_image_size")
 
 
-class TokenizerHash:
-    """sha256 of a tokenizer's vocabulary and merges: once, since it takes seconds, and again when tokens were added."""
-
-    def __init__(self) -> None:
-        self.added = -1  # tokens added to the vocabulary when it was hashed
-        self.settings: dict[str, str | None] = {}
-
-    def of(self, tokenizer: Any) -> dict[str, str | None]:
-        """`vocab_sha256`, over every token and its id; `merges_sha256`, over the merges in order (None: has none)."""
-        added = len(tokenizer.added_tokens_decoder)
-        if self.added != added:
-            known = _HASHED.get(tokenizer)
-            if known is None or known.added != added:
-                known = TokenizerHash()
-                known.added = added
-                known.settings = {
-                    "vocab_sha256": vocabulary_hash(tokenizer),
-                    "merges_sha256": merges_hash(tokenizer),
-                }
-                _HASHED[tokenizer] = known
-            self.added, self.settings = known.added, known.settings
-        return self.settings
-
-
-_HASHED: WeakKeyDictionary[Any, TokenizerHash] = WeakKeyDictionary()  # of this process
+Hashed = tuple[int, dict[str, str | None]]  # tokens added to the vocabulary when it was hashed
+_HASHED: WeakKeyDictionary[Any, Hashed] = WeakKeyDictionary()  # of this process
 
 
 @dataclass
@@ -94,7 +71,7 @@ class Parts:
     kept_as: str  # what pixels are held as
     numbered: bool  # each picture's number is written before its views
     sampling: dict[str, Any] | None  # of `resolved_sampling`
-    tokenizer_hash: TokenizerHash = field(default_factory=TokenizerHash)
+    hashed: Hashed = (-1, {})  # travels to workers
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -111,6 +88,21 @@ class Parts:
         """`sha256:<64 hex>` of `settings`."""
         return fingerprint(self.settings)
 
+    @property
+    def tokenizer_hashes(self) -> dict[str, str | None]:
+        """`vocab_sha256`, over every token and its id; `merges_sha256`, over the merges in order (None: has none).
+
+        Once, since it takes seconds, and again when tokens were added.
+        """
+        added = len(self.tokenizer.added_tokens_decoder)
+        if self.hashed[0] != added:
+            self.hashed = _HASHED.get(self.tokenizer, self.hashed)
+        if self.hashed[0] != added:
+            names = {"vocab_sha256": vocabulary_hash, "merges_sha256": merges_hash}
+            self.hashed = (added, {name: hashed(self.tokenizer) for name, hashed in names.items()})
+            _HASHED[self.tokenizer] = self.hashed
+        return self.hashed[1]
+
 
 def describe(parts: Parts) -> dict[str, Any]:
     """The `processor` object of a sample."""
@@ -118,7 +110,7 @@ def describe(parts: Parts) -> dict[str, Any]:
     options = image_options(family, parts.image_processor) | _merges(family)
     out: dict[str, Any] = {
         "family": family.name,
-        "tokenizer": parts.tokenizer_hash.of(tokenizer)
+        "tokenizer": parts.tokenizer_hashes
         | {"special_ids": special_ids(tokenizer), "vocab_size": parts.vocab_size},
         "chat_template": None if template is None else text_hash(template),
         "image": vision_settings(parts.image_processor, options),

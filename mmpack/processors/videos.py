@@ -9,7 +9,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ from mmpack.video.frame_plan import FramePlan
 from mmpack.video.hand_over import hf_kwargs
 from mmpack.video.info import VideoInfo, probe
 from mmpack.video.policies.base import ASSUMED_FPS, Choice
-from mmpack.video.policies.resize import Size
 from mmpack.video.values import read_numbers, read_value
 
 if TYPE_CHECKING:
@@ -103,12 +102,7 @@ class VideoReader:
         return clip
 
     def medium(
-        self,
-        item: Any,
-        processor: Any,
-        settings: Mapping[str, Any],
-        cache: MediaCache,
-        where: str,
+        self, item: Any, processor: Any, settings: Mapping[str, Any], cache: MediaCache, where: str
     ) -> Medium:
         """`clip`, laid out by the video processor `processor`, whose `settings` decide the cache key.
 
@@ -217,7 +211,7 @@ class VideoReader:
         return about
 
     def _plan_of_frames(
-        self, frames: np.ndarray, about: Mapping[str, Any], where: str
+        self, frames: np.ndarray, given: Mapping[str, Any], where: str
     ) -> FramePlan:
         """Frames that were sampled elsewhere, with the names of transformers' and vLLM's metadata.
 
@@ -225,64 +219,113 @@ class VideoReader:
         by `video_start` and `video_end` (of the policy qwen_vl_utils) the seconds count what the cut leaves. `width`
         and `height` are the file's, before its loader resized the frames. Raises: ArgumentError where they contradict.
         """
-        about = {name: about[name] for name in about}  # transformers' own has no working `get`
-        odd = [name for name in about if name not in _ABOUT]
-        if "fps" not in about or odd:
-            what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"
-            raise ArgumentError(
-                f"{where}: the frames' description: {what}. Fix: pass fps (of the whole video), and if they were "
-                "sampled frames_indices and total_num_frames"
-            )
-        place, fix = (
-            f"{where}: the frames' description",
-            "pass a rate above 0, or None if it is not known",
-        )
-        rate = read_value(f"{place}, fps", "float | None", about["fps"], fix)
-        if rate is not None and not 0 < rate < math.inf:
-            raise ArgumentError(f"{place}, fps is {rate:g}. Fix: {fix}")
-        indices = _numbers_of(about.get("frames_indices"), len(frames), place)
-        for k in np.flatnonzero(np.diff(indices) == 0).tolist():  # as of a policy that repeats one
-            if not np.array_equal(frames[k], frames[k + 1]):
-                raise ArgumentError(
-                    f"{place}, frames_indices has {indices[k]} twice, but frames {k} and {k + 1} differ. "
-                    "Fix: pass each frame's number in the file"
-                )
-        fps = ASSUMED_FPS if rate is None else rate
-        total = _total_of(about, indices, fps, place)
-        if indices[-1] >= total:
-            raise ArgumentError(
-                f"{where}: frames_indices go up to {indices.max()}, total_num_frames is {total} (qwen-vl-utils "
-                "gives the number after a cut). "
-                "Fix: pass the file's total_num_frames, with the cut's video_start and video_end as "
-                "video_settings of video_policy='qwen_vl_utils'; or (frames, plan)"
-            )
-        if read_value(
-            f"{place}, do_sample_frames", "bool | None", about.get("do_sample_frames"), _FIX_AGAIN
-        ):
-            raise ArgumentError(
-                f"{place}, do_sample_frames is true, but frames handed in are not sampled again. Fix: {_FIX_AGAIN}"
-            )
+        place = f"{where}: the frames' description"
+        about = _described(given, place)
+        fps, numbers = about.fps or ASSUMED_FPS, about.frames_indices
+        indices = np.arange(len(frames)) if numbers is None else numbers
+        total = about.total_num_frames
+        if total is None:
+            by_time = round(about.duration * fps) if about.duration and numbers is not None else 0
+            total = max(by_time, int(indices.max(initial=-1)) + 1)
+        wrong = _contradiction(about, frames, indices, total, fps)
+        if wrong is not None:
+            raise ArgumentError(f"{place}{wrong[0]}. Fix: {wrong[1]}")
         loaded = (frames.shape[2], frames.shape[1])
-        width, height = _size_of(about, loaded, place)
-        info = VideoInfo(width, height, 0, "", rate, total, None, False, total / fps, "")
+        width, height = (about.width, about.height) if about.width and about.height else loaded
+        info = VideoInfo(width, height, 0, "", about.fps, total, None, False, total / fps, "")
         policy, settings = resolved(self.sampling)
         resize = settings.do_resize is not False
-        choice = Choice(indices, fps, fps_assumed=rate is None, loaded_size=loaded, resize=resize)
+        assumed = about.fps is None
+        choice = Choice(indices, fps, fps_assumed=assumed, loaded_size=loaded, resize=resize)
         return plan_of(policy, settings, info, choice)
 
 
-_ABOUT = {
-    "fps",
-    "frames_indices",
-    "total_num_frames",
-    "duration",
-    "video_backend",
-    "width",
-    "height",
-    "do_sample_frames",
+@dataclass(frozen=True)
+class _Described:
+    """What is known of frames that were sampled elsewhere."""
+
+    fps: float | None
+    frames_indices: np.ndarray | None = None  # int64 [n], of the file
+    total_num_frames: int | None = None
+    duration: float | None = None
+    width: int | None = None
+    height: int | None = None
+    do_sample_frames: bool | None = None
+    video_backend: Any = None
+
+
+_KINDS = {f.name: str(f.type) for f in fields(_Described)}
+_FIX = {
+    "fps": "pass a rate above 0, or None if it is not known",
+    "frames_indices": "pass each frame's number in the file, ascending",
+    "total_num_frames": "pass the number of frames in the whole file, or leave it out",
+    "duration": "pass the seconds of the whole file, with its fps and total_num_frames, or leave it out",
+    "do_sample_frames": "pass the frames to keep and do_sample_frames=False, or pass the file",
+    "size": "pass the file's width and height, or neither",
 }
-_FIX_AGAIN = "pass the frames to keep and do_sample_frames=False, or pass the file"
 _SLACK = 0.01  # of a duration that is rounded, or of a file whose sound is a little longer
+
+
+def _described(given: Mapping[str, Any], place: str) -> _Described:
+    """The description's values, each of its kind; numbers are above 0. Raises: ArgumentError naming one that isn't."""
+    given = {name: given[name] for name in given}  # transformers' own has no working `get`
+    odd = [name for name in given if name not in _KINDS]
+    if "fps" not in given or odd:
+        what = f"{odd[0]!r:.40} is unknown" if odd else "has no fps"
+        raise ArgumentError(
+            f"{place}: {what}. Fix: pass fps (of the whole video), and if they were sampled frames_indices and "
+            "total_num_frames"
+        )
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        what, fix = f"{place}, {name}", _FIX.get(name, _FIX["size"])
+        if name == "frames_indices":
+            read[name] = None if value is None else read_numbers(what, value, fix)
+        elif name != "video_backend":
+            read[name] = number = read_value(what, _KINDS[name], value, fix)
+            if not isinstance(number, bool | None) and not 0 < number < math.inf:
+                raise ArgumentError(f"{what} is {number:g}. Fix: {fix}")
+    return _Described(**read)
+
+
+def _contradiction(
+    about: _Described, frames: np.ndarray, indices: np.ndarray, total: int, fps: float
+) -> tuple[str, str] | None:
+    """What can't be true of the frames, and the fix; None: nothing."""
+    count, seconds = len(frames), about.duration
+    if len(indices) != count:
+        what = f", frames_indices has {len(indices)} numbers for {count} frames"
+        return what, _FIX["frames_indices"]
+    for k, (low, high) in enumerate(pairwise([0, *indices.tolist()])):
+        if high < low:
+            return f", frames_indices has {high} after {low}", _FIX["frames_indices"]
+        # as of a policy that repeats one
+        if k and high == low and not np.array_equal(frames[k - 1], frames[k]):
+            what = f", frames_indices has {high} twice, but frames {k - 1} and {k} differ"
+            return what, "pass each frame's number in the file"
+    if about.frames_indices is None and about.total_num_frames not in (None, count):
+        return (
+            f" has no frames_indices, but there are {count} frames of {total} (total_num_frames)",
+            "pass frames_indices, each frame's number in the file",
+        )
+    if seconds is not None and abs(seconds - total / fps) > _SLACK * seconds + 1 / fps:
+        return (
+            f", duration is {seconds:g} s, but {total} frames at {fps:g} per second take {total / fps:g} s",
+            _FIX["duration"],
+        )
+    if indices[-1] >= total:
+        return (
+            f": frames_indices go up to {indices[-1]}, total_num_frames is {total} (qwen-vl-utils gives the number "
+            "after a cut)",
+            "pass the file's total_num_frames, with the cut's video_start and video_end as video_settings of "
+            "video_policy='qwen_vl_utils'; or (frames, plan)",
+        )
+    if about.do_sample_frames:
+        what = ", do_sample_frames is true, but frames handed in are not sampled again"
+        return what, _FIX["do_sample_frames"]
+    if (about.width is None) != (about.height is None):
+        return f", width and height are {about.width} and {about.height}", _FIX["size"]
+    return None
 
 
 def _laid_out(
@@ -349,66 +392,6 @@ def _as_frames(video: Any, where: str) -> np.ndarray:
             "Fix: pass RGB frames of one size, or the file"
         )
     return np.ascontiguousarray(frames)
-
-
-def _numbers_of(given: Any, count: int, place: str) -> np.ndarray:
-    """int64 [count]: `frames_indices`, ascending from 0 on. Raises: ArgumentError."""
-    if given is None:
-        return np.arange(count)
-    fix = "pass each frame's number in the file, ascending"
-    numbers = read_numbers(f"{place}, frames_indices", given, fix)
-    if len(numbers) != count:
-        raise ArgumentError(
-            f"{place}, frames_indices has {len(numbers)} numbers for {count} frames. Fix: {fix}"
-        )
-    for low, high in pairwise([0, *numbers.tolist()]):
-        if high < low:
-            raise ArgumentError(f"{place}, frames_indices has {high} after {low}. Fix: {fix}")
-    return numbers
-
-
-def _total_of(about: Mapping[str, Any], indices: np.ndarray, fps: float, place: str) -> int:
-    """Frames in the whole file: `total_num_frames`, else by `duration`, else up to the last of `indices`.
-
-    Raises: ArgumentError where these contradict each other, or the number of frames.
-    """
-    fix = "pass the number of frames in the whole file, or leave it out"
-    name, given = f"{place}, total_num_frames", about.get("total_num_frames")
-    total = read_value(name, "int | None", given, fix)
-    if total is not None and total < 1:
-        raise ArgumentError(f"{name} is {total}. Fix: {fix}")
-    sampled = about.get("frames_indices") is not None
-    if not sampled and total not in (None, len(indices)):
-        raise ArgumentError(
-            f"{place} has no frames_indices, but there are {len(indices)} frames of {total} (total_num_frames). "
-            "Fix: pass frames_indices, each frame's number in the file"
-        )
-    fix = "pass the seconds of the whole file, with its fps and total_num_frames, or leave it out"
-    seconds = read_value(f"{place}, duration", "float | None", about.get("duration"), fix)
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ArgumentError(f"{place}, duration is {seconds:g}. Fix: {fix}")
-    last = int(indices[-1]) + 1
-    if total is None:
-        total = max(last, round(seconds * fps)) if sampled and seconds else last
-    if seconds is not None and abs(seconds - total / fps) > _SLACK * seconds + 1 / fps:
-        raise ArgumentError(
-            f"{place}, duration is {seconds:g} s, but {total} frames at {fps:g} per second take {total / fps:g} s. "
-            f"Fix: {fix}"
-        )
-    return total
-
-
-def _size_of(about: Mapping[str, Any], loaded: Size, place: str) -> Size:
-    """`width` and `height` of the file; without them, the frames'. Raises: ArgumentError."""
-    fix = "pass the file's width and height, or neither"
-    given = [
-        read_value(f"{place}, {n}", "int | None", about.get(n), fix) for n in ("width", "height")
-    ]
-    if given == [None, None]:
-        return loaded
-    if None in given or min(given) < 1:
-        raise ArgumentError(f"{place}, width and height are {given[0]} and {given[1]}. Fix: {fix}")
-    return given[0], given[1]
 
 
 def _check_unchanged(found: _Found, recorded: Medium, content: str, key: str, where: str) -> None:

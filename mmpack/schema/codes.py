@@ -87,7 +87,7 @@ MM309 | prefix_cached_tokens beyond the sample | count tokens of this sample
 MM310 | a box with its corners swapped | write x0, y0, x1, y1, with x0 < x1 and y0 < y1
 MM311 | a box or point outside its coordinate system | name the system that the numbers are in, or clip them
 MM312 | an id beyond the vocabulary | use the tokenizer that made the ids, or drop the sample
-MM313 | coordinates in the text that can't be read | write one of the forms in mmpack.grounding.FORMS, complete, with
+MM313 | coordinates in the text that can't be read | write one of the forms of mmpack.grounding.find, complete, with
     finite numbers
 MM314 | a box without area | let x0 < x1 and y0 < y1; record a place without area as a point
 MM315 | a screen without size | record width and height in pixels, or leave it out

@@ -141,50 +141,51 @@ class Str(Spec):
 
 
 @dataclass(frozen=True)
-class Ints(Spec):
-    """A tuple of integers, of a fixed length if `length` is given."""
+class Numbers(Spec):
+    """A tuple of numbers, each as `item` says, of a fixed length if `length` is given; see `Ints` and `Floats`."""
 
+    item: Int | Float
     length: int | None = None
-    low: int = 0
-    high: int = COUNT_MAX
 
-    def read(self, value: Any, where: str) -> tuple[int, ...]:
-        return _tuple(value, where, Int(self.low, self.high), self.length)
+    def read(self, value: Any, where: str) -> tuple[Any, ...]:
+        array = isinstance(value, np.ndarray) and value.ndim > 0
+        if not array and not isinstance(value, (list, tuple)):
+            raise trace_error(where, f"expected an array, found {shown(value)}")
+        if self.length is not None and len(value) != self.length:
+            raise trace_error(where, f"expected {self.length} values, found {len(value)}", "MM008")
+        if all(map(self.item.holds, value)):
+            return tuple(value)
+        return tuple(self.item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
 
     def write(self, value: Any, numpy: bool) -> Any:
-        return _written(value, int, (int, np.integer))
+        """Plain numbers; any other value stays as it is, and `read` refuses it."""
+        if not isinstance(value, (list, tuple, np.ndarray)):
+            return value
+        kind: Any = int if isinstance(self.item, Int) else float
+        kinds = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
+        return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in value]
 
     def holds(self, value: Any) -> bool:
-        if type(value) is not tuple or self.length not in (None, len(value)):
-            return False
-        return all(type(v) is int and self.low <= v <= self.high for v in value)
+        fits = type(value) is tuple and self.length in (None, len(value))
+        return fits and all(map(self.item.holds, value))
 
     def schema(self) -> dict[str, Any]:
-        return _array_schema(Int(self.low, self.high), self.length)
+        bounds = {} if self.length is None else {"minItems": self.length, "maxItems": self.length}
+        return {"type": "array", "items": self.item.schema()} | bounds
 
     def arrow_type(self, pyarrow: ModuleType) -> Any:
-        return pyarrow.list_(pyarrow.int64())
+        item = self.item.arrow_type(pyarrow)
+        return None if item is None else pyarrow.list_(item)
 
 
-@dataclass(frozen=True)
-class Floats(Spec):
-    """A tuple of finite numbers, of a fixed length if `length` is given."""
+def Ints(length: int | None = None, low: int = 0, high: int = COUNT_MAX) -> Numbers:
+    """Whole numbers from `low` to `high`."""
+    return Numbers(Int(low, high), length)
 
-    length: int | None = None
 
-    def read(self, value: Any, where: str) -> tuple[float, ...]:
-        return _tuple(value, where, Float(), self.length)
-
-    def write(self, value: Any, numpy: bool) -> Any:
-        return _written(value, float, (int, float, np.integer, np.floating))
-
-    def holds(self, value: Any) -> bool:
-        if type(value) is not tuple or self.length not in (None, len(value)):
-            return False
-        return all(type(v) is float and math.isfinite(v) for v in value)
-
-    def schema(self) -> dict[str, Any]:
-        return _array_schema(Float(), self.length)
+def Floats(length: int | None = None) -> Numbers:
+    """Finite numbers."""
+    return Numbers(Float(), length)
 
 
 @dataclass(frozen=True)
@@ -336,26 +337,3 @@ class Json(Spec):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
-
-
-def _tuple(value: Any, where: str, item: Spec, length: int | None) -> tuple[Any, ...]:
-    array = isinstance(value, np.ndarray) and value.ndim > 0
-    if not array and not isinstance(value, (list, tuple)):
-        raise trace_error(where, f"expected an array, found {shown(value)}")
-    if length is not None and len(value) != length:
-        raise trace_error(where, f"expected {length} values, found {len(value)}", "MM008")
-    if all(map(item.holds, value)):
-        return tuple(value)
-    return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(value))
-
-
-def _written(values: Any, kind: type, kinds: tuple[type, ...]) -> Any:
-    """Plain numbers; any other value stays as it is, and `read` refuses it."""
-    if not isinstance(values, (list, tuple, np.ndarray)):
-        return values
-    return [kind(v) if isinstance(v, kinds) and not isinstance(v, bool) else v for v in values]
-
-
-def _array_schema(item: Spec, length: int | None) -> dict[str, Any]:
-    bounds = {} if length is None else {"minItems": length, "maxItems": length}
-    return {"type": "array", "items": item.schema()} | bounds

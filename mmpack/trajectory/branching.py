@@ -1,4 +1,4 @@
-"""`branches`: how the context of each turn stands to what came before it, token by token and picture by picture.
+"""`branches`: how the context of each turn relates to what came before it, token by token and picture by picture.
 
 A context goes on from a history if it begins with all of it. Where it does not, the two part at a position.
 """
@@ -20,6 +20,12 @@ from mmpack.trajectory.trajectory import Trajectory, Turn
 
 KINDS = ("first", "goes_on", "sibling", "fork", "rewritten", "routes")
 PARTED = ("fork", "rewritten", "routes")  # begin a sample of their own, by another context
+_SAID = {
+    "first": "has nothing in common with an earlier turn",
+    "goes_on": "goes on from turn {0.parent}",
+    "sibling": "has the context of turn {0.other}",
+    "routes": "goes on from turn {0.other} by its ids, with other routes from token {0.position} on",
+}
 _ANCHORS = 256  # places at which the rest of a history is looked for
 
 
@@ -50,17 +56,8 @@ class Branch:
     answer: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        if self.kind == "first":
-            return f"turn {self.turn} has nothing in common with an earlier turn"
-        if self.kind == "goes_on":
-            return f"turn {self.turn} goes on from turn {self.parent}"
-        if self.kind == "sibling":
-            return f"turn {self.turn} has the context of turn {self.other}"
-        if self.kind == "routes":
-            return (
-                f"turn {self.turn} goes on from turn {self.other} by its ids, with other routes from token "
-                f"{self.position} on"
-            )
+        if self.kind in _SAID:
+            return f"turn {self.turn} " + _SAID[self.kind].format(self)
         where = f"turn {self.turn} parts from turn {self.other} at token {self.position}"
         if self.answer is not None:
             whose = (
@@ -72,13 +69,13 @@ class Branch:
         return f"{where}: {self.removed} ids of the history, {self.put} in the context"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the fields as JSON values."""
         out = asdict(self)
         return out | {"answer": None if self.answer is None else list(self.answer)}
 
 
 def branches(trajectory: Trajectory) -> list[Branch]:
-    """How each turn stands to the turns before it, in their order.
+    """Return how each turn relates to the turns before it, in their order.
 
     Nothing is glued: only a turn that goes on is in one sample with its parent. All others begin a sample of their own,
     which a pack with `share_prefix=True` computes from `position` on.
@@ -143,7 +140,7 @@ def _branch(k: int, turns: list[Turn], nodes: list[Node], rows: list[np.ndarray]
         others = children
     elif whole:
         at = first_other_route(turns[whole[-1]], turns[k])
-        return Branch(k, "routes", parent, whole[-1], at)
+        return Branch(k, "routes", parent, whole[-1], at or 0)
     at = common[others[-1]]
     parted = {j: _difference(rows[j][at:], context[at:]) for j in others}
     # of those that have as much in common, one that comes back, and of these the one with the least that is missing
@@ -157,14 +154,14 @@ def _branch(k: int, turns: list[Turn], nodes: list[Node], rows: list[np.ndarray]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many items of two rows are equal from the first one on."""
+    """Return how many leading items of two rows are equal."""
     length = min(len(a), len(b))
     unlike = a[:length] != b[:length]
     return int(unlike.argmax()) if unlike.any() else length
 
 
 def _difference(history: np.ndarray, context: np.ndarray) -> tuple[int, int | None]:
-    """How much of `history` is not in `context`, and what stands there in place of it; None if no end of it does."""
+    """Return how much of `history` is not in `context`, and how much replaces it; None if no end of it comes back."""
     if not len(context):
         return len(history), 0
     best, put = 0, None

@@ -21,7 +21,7 @@ from mmpack.processors.wrap import Processor
 from mmpack.processors.written import check_turn
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn
+from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn, made_with
 
 # OpenAI's reasons and vLLM's -> those of Sample
 FINISH = {
@@ -38,7 +38,7 @@ TOKEN = re.compile("token_id:([0-9]{1,18})")
 
 
 class Answer(NamedTuple):
-    """What the policy wrote: ids, logprobs [n] or None, and whether the ids are the log's own."""
+    """Answer of the policy: ids, logprobs [n] or None, and whether the ids are the log's own."""
 
     ids: np.ndarray
     logprobs: Any
@@ -88,10 +88,10 @@ def from_chat(
                 f"from_chat: messages[{k}] is an assistant's, but no message comes before it. "
                 "Fix: put the prompt before it"
             )
-        answer = _answer(given[k], given[k], processor, f"from_chat: messages[{k}]")
+        where = f"from_chat: messages[{k}]"
+        answer = _answer(given[k], processor, where)
         if answer is None:
-            text = _answer_text(processor, shown[:k], shown[k], template_kwargs, k)
-            answer = Answer(processor.prompts.encoded(text, ()), None, False)
+            answer = _rendered(processor, shown[:k], shown[k], template_kwargs, k)
         asked = shown[begin:k]
         source = source_of([m["role"] for m in asked])
         if sample is None:
@@ -124,7 +124,7 @@ def from_chat(
             )
         )
         begin = k + 1
-    return _trajectory(trajectory_id, group_id, turns, processor, fields)
+    return made_with(processor, trajectory_id, group_id, turns, fields)
 
 
 def from_calls(
@@ -177,10 +177,9 @@ def from_calls(
                 )
             context = contexts[ids]
             message = _message(choice.get("message"), f"{at}.message")
-            answer = _answer(choice, message, processor, at)
+            answer = _answer(message | choice, processor, at)
             if answer is None:
-                text = _answer_text(processor, shown, message, options, i)
-                answer = Answer(processor.prompts.encoded(text, ()), None, False)
+                answer = _rendered(processor, shown, message, options, i)
             marks = ["context"] * (known is None) + ["response"] * (not answer.recorded)
             turns.append(
                 Turn(
@@ -193,24 +192,7 @@ def from_calls(
                     metadata={"reencoded": marks} if marks else {},
                 )
             )
-    return _trajectory(trajectory_id, group_id, turns, processor, fields)
-
-
-def _trajectory(
-    trajectory_id: str,
-    group_id: str,
-    turns: list[Turn],
-    processor: Processor,
-    fields: dict[str, Any],
-) -> Trajectory:
-    return Trajectory(
-        trajectory_id,
-        group_id,
-        processor.family.name,
-        turns,
-        processor=processor.settings,
-        **fields,
-    )
+    return made_with(processor, trajectory_id, group_id, turns, fields)
 
 
 def _messages(given: Any, where: str) -> list[dict[str, Any]]:
@@ -285,10 +267,8 @@ def _media_of(
     return shown, items
 
 
-def _answer(
-    holder: Mapping[str, Any], message: Mapping[str, Any], processor: Processor, where: str
-) -> Answer | None:
-    """What was sampled, if the log has its ids."""
+def _answer(holder: Mapping[str, Any], processor: Processor, where: str) -> Answer | None:
+    """Return what was sampled, if the log has its ids."""
     recorded = holder.get("logprobs")
     content = recorded.get("content") if isinstance(recorded, Mapping) else None
     if content is not None and not (
@@ -297,7 +277,7 @@ def _answer(
         raise ArgumentError(
             f"{where}: logprobs.content is not a list of objects. Fix: pass what the engine returned"
         )
-    ids = holder.get("token_ids", message.get("token_ids"))
+    ids = holder.get("token_ids")
     if ids is None and content:
         numbers = [
             TOKEN.fullmatch(t["token"]) if isinstance(t.get("token"), str) else None
@@ -324,14 +304,14 @@ def _answer(
     return Answer(sampled, values, True)
 
 
-def _answer_text(
+def _rendered(
     processor: Processor,
     before: list[dict[str, Any]],
     message: dict[str, Any],
     template_kwargs: dict[str, Any] | None,
     k: int,
-) -> str:
-    """What the template writes for an answer behind its generation prompt, with the end of turn."""
+) -> Answer:
+    """Return what the template writes for an answer after its generation prompt, with the end of turn."""
     options = template_options(template_kwargs, prompt=True)
     count = len(before)
     asked = processor.prompts.rendered(
@@ -347,7 +327,7 @@ def _answer_text(
         )
     check_turn(whole[len(asked) :], asked, message, f"message {k}")
     warn_of_opening(whole[len(asked) :], message, f"message {k}")
-    return whole[len(asked) :].rstrip()
+    return Answer(processor.prompts.encoded(whole[len(asked) :].rstrip(), ()), None, False)
 
 
 def finish_of(reason: Any, where: str) -> str | None:

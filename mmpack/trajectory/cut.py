@@ -70,7 +70,7 @@ def pieces(sample: Sample) -> list[Piece]:
 
 
 def prompt_stop(parts: list[Piece]) -> int:
-    """Where the prompt ends: at the first response or observation."""
+    """Return where the prompt ends: at the first response or observation."""
     later = (p.start for p in parts if p.kind in ("response", "observation"))
     return next(later, parts[-1].stop if parts else 0)
 
@@ -96,7 +96,7 @@ def media_pieces(sample: Sample) -> list[tuple[int, int]]:
 
 
 def timed_media(sample: Sample) -> set[int]:
-    """Where media of `media_pieces` begin that have their seconds as text before each frame."""
+    """Return where media of `media_pieces` begin that have their seconds as text before each frame."""
     if FAMILIES[sample.family].texts.frame.startswith("{run}"):  # behind each frame
         return set()
     starts = [s.start for s in sample.modality_spans if s.frame == 0 and s.modality == "video"]
@@ -114,7 +114,7 @@ def _atoms(sample: Sample) -> list[Piece]:
 
 
 def _together(a: Piece, b: Piece) -> bool:
-    """Whether two pieces share a token, or are parts of one response or of what came before it."""
+    """Return whether two pieces share a token, or belong to one response or observation."""
     touching = a.stop == b.start and a.kind == b.kind and a.kind in ("response", "observation")
     return b.start < a.stop or (touching and a.turn == b.turn)
 

@@ -73,7 +73,7 @@ def group_index(samples: Sequence[Sample], by: str = "trajectory") -> np.ndarray
 def trajectory_groups(
     samples: Sequence[Sample], weights: Mapping[str, float] | None = None
 ) -> TrajectoryGroups:
-    """What statistics per trajectory need: one reward and one group per trajectory, and the way back to the samples.
+    """Return one reward and one group per trajectory, and the index of each sample's trajectory.
 
     Args:
         weights: name of a score -> its weight; a name that is not in it counts 0. None: 1 each. A name that no reward

@@ -1,4 +1,4 @@
-"""What a record says of its tokens, checked: lists, versions, rewards, routes. R counts the ids of its response."""
+"""Columns of a record, checked: lists, versions, rewards, routes. R counts the ids of its response."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
 from mmpack.families import Family
-from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
-from mmpack.trajectory.trajectory import Turn
+from mmpack.trajectory.trajectory import Turn, array_of, begins_with
 
 if TYPE_CHECKING:
     from mmpack.trajectory.records import Record
@@ -40,9 +40,8 @@ def media_in(
 
 def mask_of(where: str, given: Any, count: int) -> np.ndarray:
     """bool [count]. Raises: ArgumentError."""
-    try:
-        mask = np.asarray(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    mask = array_of(given)
+    if mask is None:
         mask = np.zeros((0, 0), dtype=object)
     known = mask.shape == (count,) and (not count or mask.dtype.kind in "biu")
     if not known or not np.isin(mask, (0, 1)).all():
@@ -57,13 +56,11 @@ def values_of(where: str, given: Any, count: int) -> np.ndarray | None:
     """float32 [count]; those of ids that were not sampled may be anything. Raises: ArgumentError."""
     if given is None:
         return None
-    try:
-        values = np.asarray(given, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        values = np.zeros((0, 0), np.float32)
-    if values.shape != (count,) or isinstance(given, str):
+    values = array_of(given, np.float32)
+    if values is None or values.shape != (count,):
+        found = kind_of(given) if values is None else f"of shape {list(values.shape)}"
         raise ArgumentError(
-            f"{where}: logprobs has shape {list(values.shape)}, expected [{count}]. "
+            f"{where}: logprobs is {found}, expected [{count}]. "
             "Fix: pass one value per response id, anything where the mask is 0"
         )
     return values
@@ -127,7 +124,7 @@ def versions_of(given: Any, count: int, where: str) -> list[tuple[int, int, str]
 def rewards_of(
     record: Record, runs: Sequence[tuple[int, int]], count: int, where: str
 ) -> list[list[Paid]]:
-    """What each run is paid: a number is the last one's; a token's is its run's, or that of the run before it."""
+    """Return the rewards of each run: a number is the last run's; a token's is its own run's, or the one before."""
     out: list[list[Paid]] = [[] for _ in runs]
     name = record.score
     if record.turn_rewards is not None:
@@ -155,15 +152,11 @@ def rewards_of(
 
 def _numbers(given: Any, name: str, count: int, of: str, where: str) -> np.ndarray:
     """float64 [] or [count], finite. Raises: ArgumentError."""
-    try:
-        values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        values = np.zeros((0, 0))
-    right = values.shape in ((), (count,)) and np.isfinite(values).all()
-    if isinstance(given, str | bytes | bool) or not right:
-        what = f"of shape {list(values.shape)}" if values.size else kind_of(given)
+    values = None if isinstance(given, bool) else array_of(given, np.float64)
+    if values is None or values.shape not in ((), (count,)) or not np.isfinite(values).all():
+        shown = "" if values is None or not values.size else f"of shape {list(values.shape)}"
         raise ArgumentError(
-            f"{where}: {name} is {what}, expected finite numbers [{count}]. Fix: pass one per {of}"
+            f"{where}: {name} is {shown or kind_of(given)}, expected finite numbers [{count}]. Fix: pass one per {of}"
         )
     return values
 
@@ -176,15 +169,13 @@ class Routes(NamedTuple):
 
     @classmethod
     def of(cls, record: Record, num_experts: int | None, where: str) -> Routes | None:
-        """Those of a record, compact, of its layers with experts. Raises: ArgumentError."""
+        """Return the routes of a record, compact, of its layers with experts. Raises: ArgumentError."""
         given = record.routed_experts
         if given is None:
             return None
         check_whole(where, "routes_start", record.routes_start, least=0)
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            array = np.zeros(0, object)
+        found = array_of(given)
+        array = np.zeros(0, object) if found is None else found
         if num_experts is None:
             wide = array.dtype.kind in "iu" and array.size and int(array.max()) > 255
             num_experts = 2**16 if wide else 256
@@ -212,17 +203,13 @@ def full_routes(
     """
     if not routes.start:
         return routes
-    ids, keys = (
-        sample.input_ids[:context],
-        [medium_key(m) for m in occurring_media(sample, context)],
-    )
+    ids, media = sample.input_ids[:context], occurring_media(sample, context)
     for turn in sorted(turns, key=len, reverse=True):
         if (
             turn.routed_experts is not None
             and turn.routed_experts.shape[1:] == routes.values.shape[1:]
-            and routes.start < len(turn) <= len(ids)
-            and np.array_equal(ids[: len(turn)], turn.input_ids)
-            and keys[: len(turn.media)] == [medium_key(m) for m in turn.media]
+            and routes.start < len(turn)
+            and begins_with(ids, media, turn)
         ):
             return Routes(np.concatenate([turn.routed_experts[: routes.start], routes.values]), 0)
     raise ArgumentError(

@@ -1,4 +1,4 @@
-"""`from_records`, `from_masked`: requests to an engine, and rows that frameworks make of them, as one trajectory.
+"""`from_records`: requests to an engine, and rows that frameworks make of them, as one trajectory.
 
 A record has a prompt [P] and a response [R], with a mask of what the policy sampled. Each run of 1 is a turn.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmpack.errors import ArgumentError, check_flag, check_name, kind_of
-from mmpack.layout.occurrences import medium_key, occurring_media
+from mmpack.layout.occurrences import occurring_media
 from mmpack.layout.runs import true_runs
 from mmpack.processors.arguments import as_ids, check_names
 from mmpack.processors.wrap import Processor
@@ -32,7 +32,14 @@ from mmpack.trajectory.record_columns import (
     versions_of,
 )
 from mmpack.trajectory.samples import linked
-from mmpack.trajectory.trajectory import SETTABLE, Trajectory, Turn
+from mmpack.trajectory.trajectory import (
+    SETTABLE,
+    Trajectory,
+    Turn,
+    begins_with,
+    made_with,
+    same_context,
+)
 
 RESAMPLED = ("both", "last")
 
@@ -131,59 +138,11 @@ def from_records(
     if resampled == "last":
         replace_resampled(made, records)
     turns = [m.turn for m in made]
-    trajectory = _trajectory(trajectory_id, group_id, turns, processor, fields)
+    trajectory = made_with(processor, trajectory_id, group_id, turns, fields)
     for branch in branches(trajectory):
         if branch.kind in PARTED:
             trajectory.turns[branch.turn].metadata["parts"] = branch.to_dict()
     return trajectory
-
-
-def from_masked(
-    prompt_ids: Any,
-    response_ids: Any,
-    mask: Any,
-    processor: Processor,
-    *,
-    trajectory_id: str,
-    group_id: str,
-    media: Sequence[Any] = (),
-    logprobs: Any = None,
-    kept_ids: Any = None,
-    expanded: bool = True,
-    keep_last_observation: bool = False,
-    **fields: Any,
-) -> Trajectory:
-    """A growing conversation: each run of 1 in `mask` is a turn, each run of 0 what came back.
-
-    Args:
-        prompt_ids: int [P].
-        response_ids: int [R], sampled and observed ids, as the engine had them; never encoded again.
-        mask: 0/1 [R], 1 where the policy sampled.
-        processor: `mp.wrap_processor` of the model's processor.
-        media: as `processor.from_ids` takes them, one per picture, in order.
-        logprobs: float [R], what the engine gave; read where `mask` is 1.
-        kept_ids: R lists of ids, or their Ragged; read where `mask` is 1, and none is empty there.
-        expanded: whether a picture has one id per vision token, or one in all.
-        keep_last_observation: keep what came after the last sampled id. Without, it is cut, and its media are left
-            out: no loss token reads it, and loops that cut rows at a length leave half pictures there.
-        fields: rewards, costs, verifiers, sampling and metadata of Trajectory.
-
-    Raises: ArgumentError; LayoutError where placeholders and media contradict each other.
-    """
-    check_flag("from_masked", "keep_last_observation", keep_last_observation)
-    where = f"from_masked: {trajectory_id!r:.60}"
-    lists = lists_of(kept_ids, len(response_ids), "kept_ids", where)
-    sampled = mask_of(where, mask, len(response_ids))
-    if not sampled.any():
-        raise ArgumentError(f"{where} has no sampled id. Fix: leave out episodes without an answer")
-    if lists is not None and len(empty := np.flatnonzero((lists.lengths == 0) & sampled)):
-        raise ArgumentError(
-            f"{where}: kept_ids is empty at response id {empty[0]}, which was sampled. "
-            "Fix: pass the ids that the sampler left there"
-        )
-    record = Record(prompt_ids, response_ids, sampled, media, logprobs, kept_ids=lists)
-    made = _made({where: record}, processor, expanded, None, keep_last_observation)
-    return _trajectory(trajectory_id, group_id, [m.turn for m in made], processor, fields)
 
 
 def _made(
@@ -191,16 +150,15 @@ def _made(
     processor: Processor,
     expanded: bool,
     num_experts: int | None,
-    keep_last: bool = False,
 ) -> list[Made]:
-    """The turns of records, in their order, each once. Args: `records`: by what begins errors about one."""
+    """Return the turns of records, in their order, each once. Args: `records`: by what begins errors about one."""
     check_flag("from_records", "expanded", expanded)
     if not hasattr(processor, "family"):
         raise ArgumentError(
             f"from_records: processor is {kind_of(processor)}. Fix: pass mp.wrap_processor of the model's processor"
         )
     known: dict[int, list[Medium]] = {}
-    rows = [_row(r, processor, known, expanded, keep_last, where) for where, r in records.items()]
+    rows = [_row(r, processor, known, expanded, where) for where, r in records.items()]
     history = _history(rows, processor)
     made: list[Made] = []
     for i, ((where, record), row) in enumerate(zip(records.items(), rows, strict=True)):
@@ -212,23 +170,11 @@ def _made(
     return made
 
 
-def _trajectory(
-    trajectory_id: str,
-    group_id: str,
-    turns: list[Turn],
-    processor: Processor,
-    fields: dict[str, Any],
-) -> Trajectory:
-    family, settings = processor.family.name, processor.settings
-    return Trajectory(trajectory_id, group_id, family, turns, processor=settings, **fields)
-
-
 def _row(
     record: Record,
     processor: Processor,
     known: dict[int, list[Medium]],
     expanded: bool,
-    keep_last: bool,
     where: str,
 ) -> _Row:
     if not isinstance(record, Record):
@@ -253,7 +199,7 @@ def _row(
     values = values_of(where, record.logprobs, len(response))
     if not sampled.any():
         return _Row(prompt, response, [(0, len(response))], media, values)
-    stop = len(response) if keep_last else int(np.flatnonzero(sampled)[-1]) + 1
+    stop = int(np.flatnonzero(sampled)[-1]) + 1
     before = np.concatenate([prompt, np.where(sampled, 0, response)[:stop]])
     if stop < len(response):
         media = media_in(before, media, processor.family, expanded)
@@ -285,16 +231,17 @@ def _turns(
     out = []
     for k, ((a, b), span) in enumerate(zip(row.runs, spans, strict=True)):
         start, last = span.start, k == len(row.runs) - 1
-        seen = occurring_media(sample, start)
-        tail = last and span.stop < len(sample)
+        if kept is not None and loss and not kept.lengths[a:b].all():
+            raise ArgumentError(
+                f"{where}: kept_ids is empty at response id {a + kept.lengths[a:b].argmin()}, which was sampled. "
+                "Fix: pass the ids that the sampler left there"
+            )
         out.append(
             Turn(
                 sample.input_ids[:start],
                 sample.input_ids[start : span.stop],
-                seen,
+                occurring_media(sample, start),
                 None if row.logprobs is None else row.logprobs[a:b],
-                sample.input_ids[span.stop :] if tail else None,
-                occurring_media(sample)[len(seen) :] if tail else [],
                 source=record.source,
                 loss_spans=None if loss else [],
                 finish_reason=record.finish_reason if last else None,
@@ -358,7 +305,10 @@ class Made(NamedTuple):
 
 
 def after_what_they_go_on_from(made: list[Made]) -> list[Made]:
-    """In their order, but none before the turn that it goes on from: frameworks list chains by their last answer."""
+    """Return turns in their order, but none before the turn that it goes on from.
+
+    Frameworks list chains by their last answer.
+    """
     out: list[Made] = []
     waiting = list(made)
     while waiting:
@@ -375,30 +325,19 @@ def after_what_they_go_on_from(made: list[Made]) -> list[Made]:
 
 def _longest_history(turn: Turn, among: list[Made]) -> Made | None:
     """The longest of the turns that `turn` goes on from; of equal ones the first."""
-    keys = [medium_key(m) for m in turn.media]
-    best = None
-    for m in among:
-        other = m.turn
-        if (
-            len(other) <= len(turn.context_ids)
-            and (best is None or len(other) > len(best.turn))
-            and np.array_equal(turn.context_ids[: len(other)], other.input_ids)
-            and keys[: len(other.media)] == [medium_key(x) for x in other.media]
-        ):
-            best = m
-    return best
+    found = [m for m in among if begins_with(turn.context_ids, turn.media, m.turn)]
+    return max(found, key=lambda m: len(m.turn), default=None)
 
 
 def repeats(turn: Turn, record: int, last: bool, made: list[Made]) -> bool:
-    """Whether another record has this turn already."""
+    """Return whether another record has this turn already."""
     for other in made:
         if other.record == record or (last and other.last):
             continue
         own, before = turn.logprobs, other.turn.logprobs
         if (
-            np.array_equal(turn.context_ids, other.turn.context_ids)
-            and np.array_equal(turn.response_ids, other.turn.response_ids)
-            and [medium_key(m) for m in turn.media] == [medium_key(m) for m in other.turn.media]
+            np.array_equal(turn.response_ids, other.turn.response_ids)
+            and same_context(turn, other.turn)
             and (own is None or before is None or np.array_equal(own, before))
         ):
             return True
@@ -423,8 +362,4 @@ def replace_resampled(made: list[Made], records: Sequence[Record]) -> None:
 def _sent_again(first: Made, second: Made, records: Sequence[Record]) -> bool:
     requests = [records[m.record].request for m in (first, second)]
     same = first.record == second.record or (requests[0] is not None and requests[0] == requests[1])
-    return (
-        not same
-        and np.array_equal(first.turn.context_ids, second.turn.context_ids)
-        and [medium_key(m) for m in first.turn.media] == [medium_key(m) for m in second.turn.media]
-    )
+    return not same and same_context(first.turn, second.turn)

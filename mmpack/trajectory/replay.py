@@ -1,4 +1,4 @@
-"""What the engine did in a turn, to be replayed: lists of its response's tokens, routes of all its tokens.
+"""Replay columns of a turn: lists of its response's tokens, routes of all its tokens.
 
 The engine never ran the last token that it sampled: its routes are known from the turn that goes on from it.
 """
@@ -53,22 +53,17 @@ def check_replay(turn: Turn) -> None:
         )
 
 
-def same_routes(before: Turn, after: Turn) -> bool:
-    """Whether the tokens of `before` took the same experts in `after`; else one sample can't be both."""
-    a, b = before.routed_experts, after.routed_experts
-    if a is None or b is None:
-        return a is b
-    ran = len(before) - 1
-    return a.shape[1:] == b.shape[1:] and np.array_equal(a[:ran], b[:ran])
+def first_other_route(before: Turn, after: Turn) -> int | None:
+    """Return the first token of `before` that took other experts in `after`: then one sample can't be both.
 
-
-def first_other_route(before: Turn, after: Turn) -> int:
-    """The first token of `before` that took other experts in `after`; 0 if only one of them has routes."""
+    0 if only one of them has routes; None if all are the same.
+    """
     a, b = before.routed_experts, after.routed_experts
     if a is None or b is None or a.shape[1:] != b.shape[1:]:
-        return 0
+        return None if a is b else 0
     ran = len(before) - 1
-    return int((a[:ran] != b[:ran]).any((1, 2)).argmax())
+    other = (a[:ran] != b[:ran]).any((1, 2))
+    return int(other.argmax()) if other.any() else None
 
 
 def joined_lists(turns: Sequence[Turn], spans: Sequence[Sequence[LossSpan]]) -> dict[str, Any]:

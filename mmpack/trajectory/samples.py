@@ -18,8 +18,8 @@ from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LossSpan, ObservationSpan
-from mmpack.trajectory.replay import joined_lists, routes_with_tail, same_routes
-from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn
+from mmpack.trajectory.replay import first_other_route, joined_lists, routes_with_tail
+from mmpack.trajectory.trajectory import SCORES, Trajectory, Turn, begins_with
 
 OF_EPISODE = {"of": "trajectory"}  # metadata of a score that is the whole episode's
 Key = tuple[str, float | None]
@@ -77,13 +77,12 @@ def to_samples(
 
 
 def linked(turns: list[Turn]) -> list[Node]:
-    """For each turn, the turns that it goes on from: the longest such, the latest of several."""
-    keys = [[medium_key(m) for m in turn.media] for turn in turns]
+    """Return a node per turn: it goes on from the longest such turn, the latest of several."""
     nodes: list[Node] = []
     for k, turn in enumerate(turns):
         sampled = np.zeros(len(turn), dtype=bool)
         sampled[len(turn.context_ids) :] = True
-        parent = _parent(k, turns, keys)
+        parent = _parent(k, turns)
         path: tuple[int, ...] = (k,)
         if parent is not None:
             path = (*nodes[parent].path, k)
@@ -92,17 +91,11 @@ def linked(turns: list[Turn]) -> list[Node]:
     return nodes
 
 
-def _parent(k: int, turns: list[Turn], keys: list[list[Key]]) -> int | None:
-    context = turns[k].context_ids
+def _parent(k: int, turns: list[Turn]) -> int | None:
+    turn = turns[k]
     for j in sorted(range(k), key=lambda j: (len(turns[j]), j), reverse=True):
-        before, middle = turns[j], len(turns[j].context_ids)
-        if (
-            len(before) <= len(context)
-            and np.array_equal(context[middle : len(before)], before.response_ids)
-            and np.array_equal(context[:middle], before.context_ids)
-            and keys[k][: len(keys[j])] == keys[j]
-            and same_routes(before, turns[k])
-        ):
+        goes_on = begins_with(turn.context_ids, turn.media, turns[j])
+        if goes_on and first_other_route(turns[j], turn) is None:
             return j
     return None
 
@@ -195,7 +188,7 @@ def _goes_on(nodes: list[Node], k: int) -> bool:
 
 
 def _observations(turns: list[Turn], path: tuple[int, ...]) -> list[ObservationSpan]:
-    """What each turn of the path adds to the one before it."""
+    """Return what each turn of the path adds to the one before it."""
     out: list[ObservationSpan] = []
     end = 0
     for place, k in enumerate(path):

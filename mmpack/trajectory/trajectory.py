@@ -13,6 +13,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_name, check_whole, kind_of
 from mmpack.families import FAMILIES
+from mmpack.layout.occurrences import medium_key
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import COORDINATE_SYSTEMS, FINISH_REASONS
@@ -198,6 +199,45 @@ SETTABLE = tuple(
 )
 
 
+def keys_of(turn: Turn) -> list[tuple[str, float | None]]:
+    """Return the keys of the context's media, one per occurrence."""
+    return [medium_key(m) for m in turn.media]
+
+
+def begins_with(ids: np.ndarray, media: Sequence[Medium], turn: Turn) -> bool:
+    """Return whether `ids` and the media in them begin with the turn's context and response."""
+    stop, start = len(turn), len(turn.context_ids)
+    return (
+        stop <= len(ids)
+        and np.array_equal(ids[start:stop], turn.response_ids)
+        and np.array_equal(ids[:start], turn.context_ids)
+        and [medium_key(m) for m in media[: len(turn.media)]] == keys_of(turn)
+    )
+
+
+def same_context(one: Turn, two: Turn) -> bool:
+    """Return whether two turns saw equal ids and media."""
+    return np.array_equal(one.context_ids, two.context_ids) and keys_of(one) == keys_of(two)
+
+
+def array_of(given: Any, dtype: Any = None) -> np.ndarray | None:
+    """Return `given` as an array; None for text and for what numpy makes no array of."""
+    if isinstance(given, str | bytes | dict | set) or given is None:
+        return None
+    try:
+        return np.asarray(given, dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def made_with(
+    processor: Any, trajectory_id: str, group_id: str, turns: list[Turn], fields: dict[str, Any]
+) -> Trajectory:
+    """Return the trajectory of turns that a processor laid out."""
+    family, settings = processor.family.name, processor.settings
+    return Trajectory(trajectory_id, group_id, family, turns, processor=settings, **fields)
+
+
 def ids_of(what: str, name: str, given: Any) -> np.ndarray:
     """int64 [n], 0 or more. Raises ArgumentError, in the name of `what`."""
     array = _array(what, name, given)
@@ -228,17 +268,12 @@ def _logprobs(given: Any, count: int) -> np.ndarray | None:
 
 
 def _array(what: str, name: str, given: Any) -> np.ndarray:
-    if isinstance(given, str | bytes | dict | set) or given is None:
+    array = array_of(given)
+    if array is None:
         raise ArgumentError(
-            f"{what}: {name} is {kind_of(given)}, expected numbers [n]. Fix: pass a list or an array"
+            f"{what}: {name} is {kind_of(given)}, not an array of numbers [n]. Fix: pass a list or an array"
         )
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:80]
-        raise ArgumentError(
-            f"{what}: {name} is not an array ({why}). Fix: pass a list or an array [n]"
-        ) from None
+    return array
 
 
 def _list_of(kind: type, given: Any, name: str, what: str = "Turn") -> list[Any] | None:

@@ -33,7 +33,7 @@ WHAT = ("pictures", "turns")
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What to give the engine: expanded ids [C], and the media of its placeholders, in order."""
+    """Context for the engine: expanded ids [C], and the media of its placeholders, in order."""
 
     input_ids: np.ndarray
     media: list[Medium]
@@ -161,7 +161,7 @@ class Truncated:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are gone."""
+        """Number of tokens that are gone."""
         return self.stop - self.start
 
 

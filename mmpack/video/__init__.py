@@ -10,23 +10,15 @@ from typing import Any
 
 _HOME = {
     "mmpack.video.limits": ("Limits",),
-    "mmpack.video.info": ("VideoInfo", "probe"),
+    "mmpack.video.info": ("probe",),
     "mmpack.video.decoding": ("decode",),
     "mmpack.video.cache": ("FrameCache",),
     "mmpack.video.frame_plan": ("FramePlan",),
-    "mmpack.video.policies.registry": ("POLICIES",),
     "mmpack.video.choose_frames": ("sample",),
-    "mmpack.video.hand_over": ("hf_kwargs", "hf_metadata", "vllm_item"),
-    "mmpack.video.patches": (
-        "PatchPlan",
-        "plan_patches",
-        "row_view",
-        "token_view",
-    ),
+    "mmpack.video.patches": ("plan_patches",),
     "mmpack.video.pixel_settings": ("normalization",),
     "mmpack.video.drop": ("drop_frames", "mask_frames"),
     "mmpack.ops.patches.pack": ("pack_video", "unpack_video"),
-    "mmpack.ops.patches.tables": ("PatchTables", "patch_tables"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -32,7 +32,8 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
     Raises: ArgumentError for an unknown policy or setting, and wherever upstream raises.
 
     Example: two seconds of 10 frames per second, as Qwen3-VL's processor samples them.
-        >>> from mmpack.video import VideoInfo, sample
+        >>> from mmpack.video import sample
+        >>> from mmpack.video.info import VideoInfo
         >>> clip = VideoInfo(width=640, height=360, rotation=0, codec="h264", fps=10.0, total_frames=20,
         ...     timestamps=None, variable=False, duration=2.0, content_key="0" * 64)
         >>> plan = sample(clip, policy="transformers_qwen3_vl")

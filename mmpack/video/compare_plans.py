@@ -10,14 +10,8 @@ from mmpack.video.frame_plan import FramePlan
 
 # each follows from those before it
 COMPARED = (
-    "fps",
-    "indices",
-    "timestamps",
-    "resizes",
-    "grid_thw",
-    "num_tokens",
-    "second_per_grid_ts",
-    "patch_timestamps",
+    *("fps", "indices", "timestamps", "resizes"),
+    *("grid_thw", "num_tokens", "second_per_grid_ts", "patch_timestamps"),
 )
 
 

@@ -47,7 +47,8 @@ class FramePlan:
     """What a policy chose. Temporal padding (the family repeats the last frame) is in `grid_thw`, not in `indices`.
 
     Example: a plan goes into JSON and back.
-        >>> from mmpack.video import FramePlan, VideoInfo, sample
+        >>> from mmpack.video import FramePlan, sample
+        >>> from mmpack.video.info import VideoInfo
         >>> clip = VideoInfo(width=640, height=360, rotation=0, codec="h264", fps=10.0, total_frames=20,
         ...     timestamps=None, variable=False, duration=2.0, content_key="0" * 64)
         >>> plan = sample(clip, policy="transformers_qwen2_vl", num_frames=4)

@@ -1,15 +1,14 @@
 """A plan for a model's processor: metadata and keywords by which transformers and vLLM keep its frames and times.
 
-The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`.
+The frames go along as uint8 [n, h, w, 3] of `plan.indices` in `plan.loaded_size`. vLLM takes
+`(frames, hf_metadata(plan) | {"do_sample_frames": False})` in `multi_modal_data["video"]`, and `hf_kwargs(plan)` as
+`mm_processor_kwargs`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.video.frame_plan import FramePlan
 
@@ -35,10 +34,7 @@ def hf_metadata(plan: FramePlan) -> dict[str, Any]:
 def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
     """Keyword arguments of a video processor's call: nothing is sampled again, and the size becomes the plan's."""
     settings = plan.settings
-    out: dict[str, Any] = {
-        "do_sample_frames": False,
-        "do_resize": plan.size != plan.loaded_size,
-    }
+    out: dict[str, Any] = {"do_sample_frames": False, "do_resize": plan.size != plan.loaded_size}
     video = get_family(settings["model"]).video
     if video is not None and video.resize == "budget":
         token = settings["patch_size"] * settings["merge_size"]
@@ -47,17 +43,3 @@ def hf_kwargs(plan: FramePlan) -> dict[str, Any]:
     if settings["cap_pixels_per_frame"]:
         out["cap_pixels_per_frame"] = True
     return out
-
-
-def vllm_item(plan: FramePlan, frames: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """The entry of vLLM's `multi_modal_data["video"]`; `hf_kwargs(plan)` is its `mm_processor_kwargs`.
-
-    `frames`: uint8 [n, h, w, 3], decoded by the plan. Raises: ArgumentError if they are not the plan's.
-    """
-    wanted = (plan.num_frames, plan.loaded_size[1], plan.loaded_size[0], 3)
-    if frames.shape != wanted or frames.dtype != np.uint8:
-        raise ArgumentError(
-            f"vllm_item: frames are {frames.dtype} {list(frames.shape)}, but the plan has uint8 {list(wanted)}. "
-            "Fix: decode by the plan, resized to plan.loaded_size"
-        )
-    return frames, {**hf_metadata(plan), "do_sample_frames": False}

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mmpack.video.backends.pyav import first_picture
-from mmpack.video.files.container import Source, content_key, opened
+from mmpack.video.files.container import Source, content_key, opened, rotation_of
 from mmpack.video.files.packets import Packets, read_packets
 from mmpack.video.files.readers import Reading, read_all
-from mmpack.video.files.rotation import rotation_of
 from mmpack.video.limits import Limits
 
 ROUNDED = 1e-3  # seconds: times that went through a file that counts milliseconds

@@ -17,8 +17,6 @@ from mmpack.families import Family, get_family
 from mmpack.video.values import read_numbers
 
 CHANNELS = 3
-# of all clips of a plan: its tables stay small, its offsets int64
-MOST_FRAMES, MOST_VALUES = 1 << 24, 1 << 62
 
 Array = TypeVar("Array")  # of numpy or torch
 
@@ -52,17 +50,6 @@ class PatchPlan:
         return self.cu_rows.astype(np.int32)
 
     @property
-    def max_seqlen(self) -> int:
-        """Rows of the largest temporal patch."""
-        return int(np.diff(self.cu_rows).max(initial=0))
-
-    @property
-    def frame_lengths(self) -> np.ndarray:
-        """int64 [C]: frames of each clip that its rows hold, repeats not counted."""
-        counted = np.concatenate([[0], np.cumsum(self.frame_mask.sum(axis=1))])
-        return np.diff(counted[self.cu_temporal])
-
-    @property
     def frame_mask(self) -> np.ndarray:
         """bool [T, temporal_patch_size]: False where a frame only repeats the one before to fill its patch."""
         return np.diff(self.frame_index, axis=1, prepend=-1) != 0
@@ -81,14 +68,6 @@ class PatchPlan:
         """Frame-major shape of a clip."""
         n, h, w = (int(size) for size in self.sizes[clip])
         return (n, h, w, CHANNELS) if self.channels_last else (n, CHANNELS, h, w)
-
-    def temporal_ids(self) -> np.ndarray:
-        """int64 [vision tokens]: the temporal patch of each token after merging, counted from 0 in each clip.
-
-        Patches that were dropped leave no gap, as they leave none in a processor's grid.
-        """
-        numbers = np.arange(len(self.kept)) - np.repeat(self.cu_temporal[:-1], self.grids[:, 0])
-        return np.repeat(numbers, np.diff(self.cu_rows) // self.family.spatial_merge_size**2)
 
     def gather_index(self, clip: int) -> np.ndarray:
         """int64 [rows, patch_dim]: `frames.reshape(-1)[index]` are the clip's rows."""
@@ -126,7 +105,7 @@ def plan_patches(
         >>> plan.frame_index.tolist(), plan.frame_mask.tolist()
         ([[0, 1], [2, 2]], [[True, True], [True, False]])
 
-    Raises: ArgumentError for a shape that is no clip's, that patches don't divide, or of more than MOST_FRAMES.
+    Raises: ArgumentError for a shape that is no clip's, or that patches don't divide.
     """
     if get_family(family) != get_family(get_family(family).name):
         raise ArgumentError(
@@ -145,7 +124,6 @@ def plan_patches(
     ]
     last = _channels_last(shapes)
     checked = [_size(s, last, unit, i) for i, s in enumerate(shapes)]
-    _refuse_too_large(checked)
     sizes = np.array(checked, dtype=np.int64).reshape(-1, 3)
     patches = -(-sizes[:, 0] // family.temporal_patch_size)
     kept = [_kept(k, int(t), i) for i, (k, t) in enumerate(zip(keep, patches, strict=True))]
@@ -233,15 +211,6 @@ def _size(shape: Sequence[int], last: bool, unit: int, clip: int) -> tuple[int, 
             "Fix: resize as the processor does"
         )
     return n, h, w
-
-
-def _refuse_too_large(sizes: Sequence[tuple[int, int, int]]) -> None:
-    frames, values = sum(n for n, _, _ in sizes), sum(n * h * w * CHANNELS for n, h, w in sizes)
-    if frames > MOST_FRAMES or values > MOST_VALUES:
-        raise ArgumentError(
-            f"plan_patches: {frames:.3g} frames, {values:.3g} values; a plan holds at most {MOST_FRAMES} frames and "
-            f"{MOST_VALUES:.3g} values. Fix: use fewer frames in one call"
-        )
 
 
 def _kept(keep: Sequence[int] | None, patches: int, clip: int) -> np.ndarray:

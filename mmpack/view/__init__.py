@@ -230,10 +230,10 @@ def _probe_html(*args: Any, **options: Any) -> str:
     return html(*args, **options)
 
 
-def _probe_chart(*args: Any, **options: Any) -> bytes:
-    from mmpack.view.probe import chart
+def _probe_png(*args: Any, **options: Any) -> bytes:
+    from mmpack.view.probe import png
 
-    return chart(*args, **options)
+    return png(*args, **options)
 
 
-register(card=_card, html=html, probe_html=_probe_html, probe_chart=_probe_chart)
+register(card=_card, html=html, probe_html=_probe_html, probe_png=_probe_png)

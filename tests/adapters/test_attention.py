@@ -1,29 +1,42 @@
 """Attention "mmpack": packed, shared and padded rows give each sample what it gets by itself; wrong use raises."""
 
 import copy
+import functools
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from support.families import LAYOUTS
 from support.float64 import assert_as_exact_as_separate, exact, separate
-from support.models import logprobs_and_gradients, relative_difference, spread_out, with_pixels
+from support.models import (
+    logprobs_and_gradients,
+    relative_difference,
+    small_model,
+    smallest_qwen2_5_vl,
+    with_pixels,
+)
 from support.samples import make_sample
-from support.tiny_models import tiny_qwen2_5_vl
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.modeling_flash_attention_utils import _get_unpad_data
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, detach, is_attached, model_inputs, packed_logprobs
-from mmpack.adapters.transformers.attention import visible_attention
+from mmpack.adapters.transformers import attach, detach, model_inputs, packed_logprobs
+from mmpack.adapters.transformers.attention import is_attached, no_mask, visible_attention
 from mmpack.contracts import TOLERANCES
-from mmpack.ops.attention import TREE, plan_attention
+from mmpack.families import FAMILIES
+from mmpack.ops.attention import TREE
 
 pytestmark = pytest.mark.adapter
+IDS = torch.tensor([[1, 2, 3]])
 
 
 @pytest.fixture(scope="module")
 def model():
-    return spread_out(tiny_qwen2_5_vl())
+    return small_model("qwen2_5_vl")
 
 
 @pytest.fixture
@@ -66,140 +79,62 @@ def batch_of(name):
             [text(5), image, response(3)],
         ],
         "another image": [[*prompt, end], [prompt[0], ("image", (1, 4, 6), "z"), prompt[2], end]],
-        "one sample": [[*prompt, end]],
     }[name]
     return with_pixels([make_sample(p, f"s{i}") for i, p in enumerate(parts)])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["tree", *(pytest.param(n, marks=pytest.mark.slow) for n in ("three responses", "mixed"))],
-)
-def test_values_and_gradients_are_those_of_each_sample_alone(model, name):
-    samples = batch_of(name)
+def test_values_and_gradients_are_those_of_each_sample_alone(model):
+    samples = batch_of("tree")
     wanted, gradients = exact(model, samples)
     alone, separately = separate(model, samples)
     assert (alone - wanted).abs().max() <= TOLERANCES["layouts"].value
-    for layout in ("packed, rounded up", "shared", "left"):
-        with attach(model):
-            values, found = logprobs_and_gradients(model, LAYOUTS[layout](samples))
-        assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value, layout
-        assert_as_exact_as_separate(found, separately, gradients, layout)
+    with attach(model):
+        values, found = logprobs_and_gradients(model, LAYOUTS["shared, rounded up"](samples))
+    assert (values - wanted).abs().max() <= TOLERANCES["layouts"].value
+    assert_as_exact_as_separate(found, separately, gradients)
 
 
-@pytest.mark.parametrize("name", ["text", "identical", "prefix", "another image", "one sample"])
+@pytest.mark.parametrize("name", ["mixed", "text", "identical", "prefix", "another image"])
 def test_values_are_those_of_each_sample_alone(model, name):
     samples = batch_of(name)
     with torch.no_grad():
         alone = torch.cat([packed_logprobs(model, mp.pad([s])) for s in samples])
-        padded = [packed_logprobs(model, LAYOUTS[side](samples)) for side in ("left", "right")]
+        found = {
+            f"{s} by mask": packed_logprobs(model, LAYOUTS[s](samples)) for s in ("left", "right")
+        }
         with attach(model):
-            found = {k: packed_logprobs(model, make(samples)) for k, make in LAYOUTS.items()}
-    found |= dict(zip(("left by mask", "right by mask"), padded, strict=True))
+            found |= {k: packed_logprobs(model, make(samples)) for k, make in LAYOUTS.items()}
     for layout, values in found.items():
         assert (values - alone).abs().max() <= TOLERANCES["layouts"].value, layout
 
 
-def test_the_tests_can_see_a_wrong_rule(attached):
-    """A sample that sees its neighbour is off by far more than the bound."""
-    samples = batch_of("three responses")
-    batch = mp.pack(samples)
-    with torch.no_grad():
-        right = packed_logprobs(attached, batch)
-        batch.visible_until[:] = len(batch.input_ids)
-        with pytest.raises(mp.ArgumentError, match="was changed since"):
-            packed_logprobs(attached, batch)
-        with pytest.raises(mp.ArgumentError, match="was changed since"):
-            batch.to("meta")
-        padding = np.zeros(len(batch.input_ids), dtype=bool)
-        batch.attention_plan = plan_attention(batch.visible_until.numpy(), padding)
-        assert (packed_logprobs(attached, batch) - right).abs().max() > 1e-2
-
-
 def test_dropout_of_the_config_counts_in_training_alone(attached, monkeypatch):
-    text = attached.config.get_text_config()
-    layers = [layer.self_attn for layer in attached.get_decoder().layers]
-    batch = mp.pack(batch_of("three responses"), share_prefix=True)
-    asked = []
+    batch, asked = mp.pack(batch_of("three responses"), share_prefix=True), []
     able = type(TREE).choices
 
     def choices(self, *operands):
-        if self is TREE:
-            asked.append(operands[3])  # dropout
+        asked.extend([operands[3]] if self is TREE else [])  # dropout
         return able(self, *operands)
 
     monkeypatch.setattr(type(TREE), "choices", choices)
     with torch.no_grad():
         without = packed_logprobs(attached, batch)
-        monkeypatch.setattr(text, "attention_dropout", 0.5)
-        for layer in layers:
-            monkeypatch.setattr(layer, "attention_dropout", 0.5)
+        monkeypatch.setattr(attached.config.get_text_config(), "attention_dropout", 0.5)
+        for layer in attached.get_decoder().layers:
+            monkeypatch.setattr(layer.self_attn, "attention_dropout", 0.5)
         assert torch.equal(packed_logprobs(attached, batch), without)
-        assert set(asked) == {0.0}
         attached.train()
-        try:
-            asked.clear()
-            first, second = (packed_logprobs(attached, batch) for _ in range(2))
-        finally:
-            attached.eval()
-    assert set(asked) == {0.5} and len(asked) == 2  # once per batch, and not in every layer
+        first, second = (packed_logprobs(attached, batch) for _ in range(2))
+        attached.eval()
+    assert asked == [0.0, 0.0, 0.5, 0.5]  # once per batch, and not in every layer
     assert not torch.equal(first, second) and not torch.equal(first, without)
-
-
-def test_one_picture_another_content(attached):
-    """Samples with unlike pictures at equal ids are not shared, and differ."""
-    batch = mp.pack(batch_of("another image"), share_prefix=True)
-    assert len(batch.media) == 2
-    first, second = batch.unpack_loss(packed_logprobs(attached, batch))
-    assert (first - second).abs().max() > 1e-3
 
 
 def test_no_loss_token_gives_an_empty_result_on_the_graph(attached):
     batch = mp.pack(with_pixels([make_sample([("text", [1, 2]), ("image", (1, 4, 4))])]))
-    logprobs = packed_logprobs(attached, batch)
-    assert logprobs.shape == (0,) and logprobs.requires_grad
-    attached.zero_grad()
-    logprobs.sum().backward()
-    gradients = [p.grad for p in attached.parameters() if p.grad is not None]
-    assert gradients and all((g == 0).all() for g in gradients)
-    attached.zero_grad()
-
-
-def test_nothing_leaks_from_other_rows(attached):
-    batch = mp.pack(batch_of("three responses"), share_prefix=True, pad_to_multiple_of=16)
-    with torch.no_grad():
-        logits = attached(**model_inputs(batch, attached)).logits[0]
-    read = torch.zeros(len(logits), dtype=torch.bool)
-    read[batch.loss_rows.long()] = True
-    leaf = logits.clone().requires_grad_()
-    values = mp.selected_logprobs(leaf, batch.loss_targets, batch.loss_rows)
-    values.sum().backward()
-    assert (leaf.grad[~read] == 0).all() and (leaf.grad[read] != 0).any(dim=1).all()
-    poisoned = logits.masked_fill(~read[:, None], torch.nan)
-    again = mp.selected_logprobs(poisoned, batch.loss_targets, batch.loss_rows)
-    assert torch.equal(again, values)
-    fused = packed_logprobs(attached, batch)
-    assert (fused - values).abs().max() <= 1e-5
-
-
-def test_gradient_checkpointing(model):
-    batch = mp.pack(batch_of("tree"), share_prefix=True)
-    with attach(model):
-        values, gradients = logprobs_and_gradients(model, batch)
-        model.train()
-        model.gradient_checkpointing_enable()
-        try:
-            again, checkpointed = logprobs_and_gradients(model, batch)
-        finally:
-            model.gradient_checkpointing_disable()
-            model.eval()
-    assert torch.equal(values, again)
-    assert relative_difference(checkpointed, gradients) <= 1e-6
-
-
-def inputs_of(model):
-    batch = mp.pack(batch_of("three responses"))
-    return batch, model_inputs(batch, model)
+    logprobs, gradients = logprobs_and_gradients(attached, batch)
+    assert logprobs.shape == (0,)
+    assert gradients and all((g == 0).all() for g in gradients.values())
 
 
 @pytest.mark.parametrize(
@@ -209,24 +144,18 @@ def inputs_of(model):
         ({"visible_until": torch.ones(5, dtype=torch.int32)}, r"visible_until has shape \[5\]"),
         ({"use_cache": True}, "use_cache is on|KV cache"),
         ({"output_attentions": True}, "output_attentions is on"),
-        ({"attention_mask": 2}, "attention_mask was passed"),
-        ({"attention_mask": 4}, "attention_mask was passed"),
+        ({"attention_mask": torch.ones(1, 52, dtype=torch.int64)}, "attention_mask was passed"),
+        ({"attention_mask": torch.zeros(1, 1, 52, 52)}, "attention_mask was passed"),
+        ({"position_ids": None}, "position_ids is missing"),
     ],
 )
 def test_wrong_use_is_an_error(attached, change, message):
-    batch, inputs = inputs_of(attached)
-    count = len(batch.input_ids)
-    if change.get("attention_mask") == 2:
-        change = {"attention_mask": torch.ones(1, count, dtype=torch.int64)}
-    elif change.get("attention_mask") == 4:
-        change = {"attention_mask": torch.zeros(1, 1, count, count)}
+    inputs = model_inputs(mp.pack(batch_of("three responses")), attached)
     with pytest.raises(mp.ModelError, match=message), torch.no_grad():
         attached(**(inputs | change))
 
 
 def test_a_cache_that_is_handed_in_is_an_error(attached):
-    from transformers import DynamicCache
-
     batch = mp.pack([make_sample([("text", [1, 2]), ("response", [3])])])
     cache = DynamicCache(config=attached.config.get_text_config())
     inputs = model_inputs(batch, attached) | {"past_key_values": cache}
@@ -236,7 +165,7 @@ def test_a_cache_that_is_handed_in_is_an_error(attached):
             attached(**inputs)
 
 
-def test_a_forced_attention_that_cannot_run_is_an_error(attached, monkeypatch):
+def test_a_backend_or_a_plan_that_does_not_fit_is_an_error(attached, monkeypatch):
     batch = mp.pack(batch_of("three responses"), share_prefix=True)
     monkeypatch.setenv("MMPACK_ATTENTION", "varlen")
     with pytest.raises(mp.BackendError, match="varlen was requested, but varlen needs a CUDA"):
@@ -247,21 +176,13 @@ def test_a_forced_attention_that_cannot_run_is_an_error(attached, monkeypatch):
     other = mp.pack(batch_of("text")).attention_plan
     with pytest.raises(mp.ArgumentError, match="the plan is for 24 rows"), torch.no_grad():
         attached(**(inputs | {"attention_plan": other}))
+    batch.visible_until[:] = len(batch.input_ids)
+    for use in (lambda: packed_logprobs(attached, batch), lambda: batch.to("meta")):
+        with pytest.raises(mp.ArgumentError, match="was changed since"):
+            use()
 
 
-def test_layers_of_an_unknown_kind_are_refused():
-    model = tiny_qwen2_5_vl()
-    model.config.get_text_config().layer_types = ["full_attention", "chunked_attention"]
-    with pytest.raises(mp.ModelError, match="layers of chunked_attention, which packed rows"):
-        attach(model)
-    assert not is_attached(model)
-
-
-def test_unknown_and_unpackable_families_are_refused(model, monkeypatch):
-    from dataclasses import replace
-
-    from mmpack.families import FAMILIES
-
+def test_what_can_not_obey_the_rule_is_refused(model, monkeypatch):
     monkeypatch.setattr(model.config, "model_type", "llava", raising=False)
     with pytest.raises(mp.LayoutError, match="MM006"):
         attach(model)
@@ -269,90 +190,115 @@ def test_unknown_and_unpackable_families_are_refused(model, monkeypatch):
     monkeypatch.setitem(FAMILIES, "qwen2_5_vl", replace(FAMILIES["qwen2_5_vl"], packing="no"))
     with pytest.raises(mp.ModelError, match="MM401"):
         attach(model)
+    monkeypatch.undo()
+    text = model.config.get_text_config()
+    monkeypatch.setattr(text, "layer_types", ["full_attention", "chunked_attention"])
+    with pytest.raises(mp.ModelError, match="layers of chunked_attention, which packed rows"):
+        attach(model)
+    for wrong, match in (
+        ({"tower": "sdpa"}, "tower is 'sdpa'"),
+        ({"text": "no"}, "text is of type str"),
+        ({"text": False, "tower": "keep"}, "leave nothing to attach"),
+    ):
+        with pytest.raises(mp.ArgumentError, match=match):
+            attach(model, **wrong)
     assert not is_attached(model)
 
 
-def test_detach_restores(model):
-    text, tower = model.config.get_text_config(), model.config.vision_config
-    original = text._attn_implementation, tower._attn_implementation
-    handle = attach(model, tower="keep")
-    assert text._attn_implementation == "mmpack" and tower._attn_implementation == original[1]
-    handle.detach()
-    assert (text._attn_implementation, tower._attn_implementation) == original
-    attach(model)
-    attach(model).detach()
-    assert text._attn_implementation == original[0]
-    with attach(model):
+def test_bidirectional_calls_are_handed_back():
+    module, (q, k, v) = torch.nn.Module(), torch.randn(3, 1, 2, 7, 8)
+    out, _ = visible_attention(module, q, k, v, None, is_causal=False)
+    weights = torch.softmax(q.double() @ k.double().mT / 8**0.5, -1)
+    assert (out - (weights @ v.double()).transpose(1, 2)).abs().max() < 1e-6
+    module.is_causal = False
+    assert torch.equal(visible_attention(module, q, k, v, None)[0], out)
+
+
+# ---- attach and detach, of text model and tower ----------------------------------------------------------
+
+
+def names(model):
+    return [
+        m._attn_implementation for m in (model.config.get_text_config(), model.config.vision_config)
+    ]
+
+
+def test_text_and_tower_are_attached_and_put_back_each_by_itself():
+    model = smallest_qwen2_5_vl()
+    model.set_attn_implementation({"text_config": "sdpa", "vision_config": "eager"})
+    tower = "mmpack_flash_tower"
+    hooks = [dict(m._forward_pre_hooks) for m in model.modules()]
+    with pytest.raises(ZeroDivisionError), attach(model, text=False):
+        assert names(model) == ["sdpa", tower] and not is_attached(model)
         with attach(model) as inner:
-            assert inner is model
-        assert is_attached(model)
-    assert not is_attached(model)
-    with pytest.raises(ZeroDivisionError), attach(model):
+            assert inner is model and names(model) == ["mmpack", tower]
+            with attach(model, tower="keep"):
+                pass
+            assert names(model) == ["mmpack", tower]
         1 / 0  # noqa: B018
-    assert not is_attached(model)
-    ids = torch.tensor([[1, 2, 3]])
-    out = model.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=151643)
+    with attach(model, tower="keep"):
+        assert names(model) == ["mmpack", "eager"]
+        with attach(model, text=False):
+            assert names(model) == ["mmpack", tower]
+        assert names(model) == ["mmpack", "eager"]
+    handles = attach(model), attach(model)
+    for handle in handles:
+        handle.detach()  # twice is once
+    assert names(model) == ["sdpa", "eager"]
+    assert [dict(m._forward_pre_hooks) for m in model.modules()] == hooks
+    out = model.generate(input_ids=IDS, max_new_tokens=2, do_sample=False, pad_token_id=151643)
     assert out.shape[1] > 3
 
 
-def test_a_handle_does_not_attach_again(model):
-    first, second = attach(model), attach(model)
-    first.detach()
-    second.detach()
-    assert not is_attached(model)
+@pytest.mark.parametrize("part", ["text model", "vision tower"])
+def test_an_attention_that_is_set_while_attached_stays(part):
+    model = smallest_qwen2_5_vl()
+    attach(model)
+    (model if part == "text model" else model.model.visual).set_attn_implementation("eager")
+    for call in (attach, detach):
+        with pytest.raises(
+            mp.ModelError, match=rf"the {part}'s attention was changed while.*Fix: "
+        ):
+            call(model)
+    left = ["eager", "eager"] if part == "text model" else ["sdpa", "eager"]
+    assert names(model) == left
+    with attach(model):
+        assert is_attached(model)
+    assert names(model) == left
 
 
-@pytest.mark.parametrize("how", ["module", "keyword"])
-def test_bidirectional_calls_are_handed_back(how):
-    module = torch.nn.Module()
-    module.is_causal = how == "keyword"
-    q, k, v = torch.randn(3, 2, 7, 8)
-    options = {"is_causal": False} if how == "keyword" else {}
-    out, _ = visible_attention(module, q[None], k[None], v[None], None, **options)
-    weights = torch.softmax(q[None].double() @ k[None].double().mT / 8**0.5, -1)
-    expected = (weights @ v[None].double()).transpose(1, 2)
-    assert (out - expected).abs().max() < 1e-6
+@pytest.mark.parametrize("part", ["text model", "vision tower"])
+def test_two_models_of_one_config_are_refused_at_once(part):
+    """And where one part can't be attached, neither is."""
+    model = smallest_qwen2_5_vl()
+    other = type(model)(model.config if part == "text model" else copy.deepcopy(model.config))
+    if part == "vision tower":
+        other.model.visual = type(model.model.visual)(model.config.vision_config)
+    with attach(model, text=part == "text model"):
+        with pytest.raises(mp.ModelError, match="shares its config with another model"):
+            attach(other)
+        assert not vars(other.model.get_decoder()).get("_mmpack_kept")
+    with attach(other):
+        assert is_attached(other) and (part != "text model" or not is_attached(model))
 
 
-def test_rows_beyond_one_block(monkeypatch):
-    """Blocks of queries give what one dense mask gives."""
-    monkeypatch.setattr("mmpack.ops.attention.sdpa.QUERY_ROWS", 5)
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 9, 8).tolist() for _ in range(2)]
-    batch = mp.pack(
-        [
-            make_sample([("text", p), ("text", [20 + i])], f"{i}{p}")
-            for p in prompts
-            for i in range(3)
-        ],
-        share_prefix=True,
-    )
-    count = len(batch.input_ids)
-    q, k, v = torch.randn(1, 4, count, 8), torch.randn(1, 2, count, 8), torch.randn(1, 2, count, 8)
-    out, _ = visible_attention(torch.nn.Module(), q, k, v, None, visible_until=batch.visible_until)
-    at = torch.arange(count)
-    mask = (at[None] <= at[:, None]) & (at[:, None] < batch.visible_until[None])
-    scores = q.double() @ k.repeat_interleave(2, 1).double().mT / 8**0.5
-    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
-    expected = (weights @ v.repeat_interleave(2, 1).double()).transpose(1, 2)
-    assert (out - expected).abs().max() < 1e-6
-
-
-def test_a_deep_copy_is_not_attached():
-    model = tiny_qwen2_5_vl().train()
-    model.gradient_checkpointing_enable()
-    ids = torch.tensor([[1, 2, 3]])
+@pytest.mark.parametrize("how", ["copied", "pickled"])
+def test_copies_are_models_of_their_own(how):
+    """A deep copy is detached; a pickled model is attached, and detaches by itself."""
+    model, batch = smallest_qwen2_5_vl(), mp.pack(batch_of("three responses"), share_prefix=True)
     with torch.no_grad():
-        expected = model(input_ids=ids).logits
-        with attach(model):
-            copies = [copy.deepcopy(model), copy.deepcopy(model.model)]
-            assert not is_attached(copies[0]) and is_attached(model)
-        other, core = copies
-        assert torch.equal(other(input_ids=ids, use_cache=True).logits, expected)
-        assert core(input_ids=ids).last_hidden_state.shape == (1, 3, 128)
-    batch = mp.pack(batch_of("three responses"), share_prefix=True)
+        expected = model(input_ids=IDS, use_cache=True).logits
     with attach(model):
         values, gradients = logprobs_and_gradients(model, batch)
+        other = copy.deepcopy(model) if how == "copied" else pickle.loads(pickle.dumps(model))
+        assert is_attached(model) and is_attached(other) == (how == "pickled")
+        if how == "pickled":
+            with pytest.raises(mp.ModelError, match="use_cache is on"):
+                other(input_ids=IDS, use_cache=True)
+        detach(other)
+        assert is_attached(model) and names(other) == ["sdpa", "sdpa"]
+    with torch.no_grad():
+        assert torch.equal(other(input_ids=IDS, use_cache=True).logits, expected)
     for _ in range(2):
         with attach(other):
             found, own = logprobs_and_gradients(other, batch)
@@ -360,66 +306,117 @@ def test_a_deep_copy_is_not_attached():
     assert not is_attached(other) and not is_attached(model)
 
 
-def test_a_pickled_model_is_attached_and_detaches_by_itself():
-    model = tiny_qwen2_5_vl()  # a new one: hooks that other tests leave can't be pickled
-    ids = torch.tensor([[1, 2, 3]])
-    with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=True).logits
-        with attach(model):
-            other = pickle.loads(pickle.dumps(model))
-            assert is_attached(other)
-            with pytest.raises(mp.ModelError, match="use_cache is on"):
-                other(input_ids=ids, use_cache=True)
-            detach(other)
-            assert is_attached(model) and not is_attached(other)
-            assert torch.equal(other(input_ids=ids, use_cache=True).logits, expected)
-            with pytest.raises(mp.ModelError, match="use_cache is on"):
-                model(input_ids=ids, use_cache=True)
-    assert not is_attached(model)
+# ---- gradient checkpointing ----
 
 
-@pytest.mark.parametrize(
-    "own", ["eager", "sdpa", {"text_config": "eager", "vision_config": "sdpa"}]
-)
-def test_detach_restores_what_was_there(own):
-    model = tiny_qwen2_5_vl()
-    model.set_attn_implementation(own)
-    configs = [model.config, model.config.get_text_config(), model.config.vision_config]
-    before = [c._attn_implementation for c in configs]
-    hooks = [dict(m._forward_pre_hooks) for m in model.modules()]
-    with pytest.raises(ZeroDivisionError), attach(model):
-        outer = attach(model)
-        with attach(model):
-            found = [c._attn_implementation for c in configs]
-            assert found == [before[0], "mmpack", "mmpack_flash_tower"]
-        assert is_attached(model)
-        outer.detach()
-        detach(model)  # twice is once
-        attach(model)
-        raise ZeroDivisionError
-    assert [c._attn_implementation for c in configs] == before
-    assert [dict(m._forward_pre_hooks) for m in model.modules()] == hooks
+def samples():
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
+    return with_pixels([make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4, 6)])
 
 
-def test_an_attention_that_is_set_while_attached_stays():
-    model = tiny_qwen2_5_vl()
-    text = model.config.get_text_config()
-    attach(model)
-    model.set_attn_implementation("eager")
-    with pytest.raises(mp.ModelError, match=r"was changed while it was attached.*Fix: "):
-        attach(model)
-    with pytest.raises(mp.ModelError, match="was changed while it was attached"):
-        detach(model)
-    assert text._attn_implementation == "eager" and not is_attached(model)
+def shared():
+    return mp.pack(samples(), share_prefix=True)
+
+
+def gradients_of(loss, model):
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Without checkpointing: of each sample by itself, by the model's own attention."""
+    model = made()
+    values = [packed_logprobs(model, mp.pad([sample])) for sample in samples()]
+    return gradients_of(sum(v.square().sum() for v in values), model)
+
+
+def made(attention="sdpa"):
+    model = smallest_qwen2_5_vl().train()
+    model.set_attn_implementation(attention)
+    return model
+
+
+@pytest.mark.parametrize(("reentrant", "attention"), [(True, "eager"), (False, "sdpa")])
+def test_backward_after_detach(expected, reentrant, attention):
+    model = made(attention)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    layer = model.get_decoder().layers[0]
+    own = layer._gradient_checkpointing_func
     with attach(model):
-        assert is_attached(model)
-    assert text._attn_implementation == "eager"
+        loss = packed_logprobs(model, shared()).square().sum()
+    assert not is_attached(model)
+    assert layer._gradient_checkpointing_func is own
+    model.generate(  # between forward and backward, as a framework may
+        input_ids=torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False, pad_token_id=0
+    )
+    assert relative_difference(gradients_of(loss, model), expected) <= 2e-6
+    assert not is_attached(model)
+    assert model.config.get_text_config()._attn_implementation == attention
 
 
-def test_two_models_of_one_config_are_refused_at_once():
-    model = tiny_qwen2_5_vl()
-    other = type(model)(model.config)
-    with attach(model), pytest.raises(mp.ModelError, match="shares its config with another model"):
-        attach(other)
-    with attach(other):
-        assert is_attached(other) and not is_attached(model)
+def test_checkpoint_wrapper_of_torch(expected):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
+
+    model = made()
+    kind = type(model.get_decoder().layers[0])
+    apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, kind))
+    with attach(model):
+        loss = packed_logprobs(model, shared()).square().sum()
+    found = gradients_of(loss, model)
+    found = {n.replace("_checkpoint_wrapped_module.", ""): g for n, g in found.items()}
+    assert relative_difference(found, expected) <= 2e-6
+
+
+@pytest.mark.parametrize(("reentrant", "attention"), [(True, "sdpa"), (False, "eager")])
+def test_other_checkpoints_raise(reentrant, attention):
+    """A user's own checkpoint around a layer: it doesn't know of the attention, so its gradients would be wrong."""
+    model = made(attention)
+    for layer in model.get_decoder().layers:
+        layer.forward = functools.partial(own_checkpoint, layer.forward, reentrant)
+    with attach(model):
+        loss = packed_logprobs(model, shared()).square().sum()
+    with pytest.raises(mp.ModelError, match="Fix: detach after backward") as caught:
+        loss.backward()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [flex_attention_forward, lambda *args: _get_unpad_data(args[-1])])
+def test_flex_and_flash_attention_raise_too(read):
+    q = torch.randn(1, 1, 4, 32)
+    with pytest.raises(mp.ModelError, match="Fix: detach after backward"):
+        read(torch.nn.Module(), q, q, q, no_mask())
+
+
+def own_checkpoint(forward, reentrant, hidden, **kwargs):
+    return checkpoint(functools.partial(forward, **kwargs), hidden, use_reentrant=reentrant)
+
+
+def test_checkpointing_that_is_switched_while_attached(expected):
+    model = made()
+    attach(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    layer = model.get_decoder().layers[0]
+    own = layer._gradient_checkpointing_func
+    loss = packed_logprobs(model, shared()).square().sum()
+    assert relative_difference(gradients_of(loss, model), expected) <= 2e-6
+    loss = packed_logprobs(model, shared()).square().sum()
+    detach(model)
+    assert layer._gradient_checkpointing_func is own
+    with pytest.raises(mp.ModelError, match="Fix: detach after backward"):
+        loss.backward()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_compiled_layers(expected, reentrant):
+    model = made()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for layer in model.get_decoder().layers:
+        layer.compile(backend="aot_eager")
+    with attach(model):
+        loss = packed_logprobs(model, shared()).square().sum()
+    assert relative_difference(gradients_of(loss, model), expected) <= 2e-6

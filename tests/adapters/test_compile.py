@@ -3,18 +3,13 @@
 The attention is torch's varlen op, as on a GPU, with a kernel for the CPU of our own.
 """
 
-import ast
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
-from peft import LoraConfig, get_peft_model
 from support.attention import run_varlen_on_the_cpu
 from support.models import logprobs_and_gradients, relative_difference, small_model, with_pixels
 from support.samples import make_sample
@@ -27,12 +22,18 @@ from mmpack.adapters.transformers import (
     model_inputs,
     packed_logprobs,
 )
-from mmpack.adapters.transformers.compile import CompiledForward, decoder_layers, tower_blocks
+from mmpack.adapters.transformers.compile import (
+    CompiledForward,
+    CompiledPart,
+    decoder_layers,
+    tower_blocks,
+)
+from mmpack.adapters.transformers.compile_ahead import compile_ahead
 from mmpack.errors import ModelError
 from mmpack.ops.attention import choose
 
 pytestmark = pytest.mark.adapter
-FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "internvl")
+FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "internvl")
 
 
 @pytest.fixture(autouse=True)
@@ -78,32 +79,16 @@ def test_one_graph_for_shared_packs_and_one_for_plain_ones():
     compile_layers(model, tower=False, backend=counter)
     check(model, [pack(0, True)])
     assert counter.frame_count == 1  # of two layers
-    check(model, [pack(1, True), pack(2, True, prompts=2)])
+    check(model, [pack(2, True, prompts=2)])
     assert counter.frame_count == 1
-    check(model, [pack(0, False)])
-    assert counter.frame_count == 2
-    check(model, [pack(3, False, prompts=2), pack(4, True)])
-    assert counter.frame_count == 2
-    with attach(model), torch.no_grad():
-        for size in (1, 2):
-            packed_logprobs(model, pack(size, True))
+    with attach(model):
+        packed_logprobs(model, pack(3, False, prompts=2))
+        packed_logprobs(model, pack(4, True))
+        assert counter.frame_count == 2
+        with torch.no_grad():
+            for size in (1, 2):
+                packed_logprobs(model, pack(size, True))
     assert counter.frame_count == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_families(family):
-    if family == "qwen3_vl_moe" and Version(transformers.__version__) < Version("5.20"):
-        pytest.skip("on a CPU its experts' fallback reads their offsets, which no graph can")
-    counter = CompileCounterWithBackend("aot_eager")
-    model = small_model(family).train()
-    compile_layers(model, backend=counter)
-    # Of one picture alone transformers < 5.17 makes another graph: its blocks subtract the pictures' offsets.
-    check(model, [pack(0, True, family, prompts=2)])
-    graphs = counter.frame_count
-    check(model, [pack(size, True, family, prompts) for size, prompts in ((1, 3), (3, 2))])
-    # The decoder's and the blocks'. InternVL's tower stays eager.
-    assert counter.frame_count == graphs <= 2
 
 
 @pytest.mark.slow
@@ -133,31 +118,22 @@ def test_replayed_routes_make_one_more_graph():
 
 
 @pytest.mark.slow
-def test_checkpointing_in_either_order():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family):
+    if family == "qwen3_vl_moe" and Version(transformers.__version__) < Version("5.20"):
+        pytest.skip("on a CPU its experts' fallback reads their offsets, which no graph can")
     counter = CompileCounterWithBackend("aot_eager")
-    model = small_model("qwen2_5_vl").train()
-    compile_layers(model, tower=False, backend=counter)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    check(model, [pack(size, True) for size in (0, 1)])
+    model = small_model(family).train()
+    compile_layers(model, backend=counter)
+    # Of one picture alone transformers < 5.17 makes another graph: its blocks subtract the pictures' offsets.
+    check(model, [pack(0, True, family, prompts=2)])
     graphs = counter.frame_count
-    check(model, [pack(size, True) for size in (2, 3)])
-    # some transformers run a layer again without its input's gradient
+    check(model, [pack(size, True, family, prompts) for size, prompts in ((1, 3), (3, 2))])
+    # The decoder's and the blocks'. InternVL's tower stays eager.
     assert counter.frame_count == graphs <= 2
-
-
-@pytest.mark.slow
-def test_adapters_of_peft():
-    counter = CompileCounterWithBackend("aot_eager")
-    model = get_peft_model(
-        small_model("qwen2_5_vl").train(),
-        LoraConfig(target_modules=r".*language_model.*\.(q_proj|up_proj)", r=4),
-    )
-    compile_layers(model, tower=False, backend=counter)
-    with attach(model):
-        for size in (0, 1, 3):
-            packed_logprobs(model, pack(size, True)).sum().backward()
-    assert counter.frame_count == 2  # no gradient reaches the first layer's input
-    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_B" in n)
+    if family == "qwen3_vl":  # some transformers run a layer again without its input's gradient
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        check(model, [pack(size, True, family) for size in (0, 1)])
 
 
 def test_what_is_not_packed_is_not_compiled():
@@ -223,34 +199,101 @@ def test_a_tower_in_one_launch(monkeypatch):
     check(model, [pack(size, True, prompts=prompts) for size, prompts in ((4, 3), (6, 2), (2, 4))])
     assert counter.frame_count == graphs
     monkeypatch.setattr(choose.Chooser, "choices", lambda *args: {torch.float32: "sdpa"})
-    blocks = tower_blocks(model)
-    for block in blocks:
-        block.forward.compiled = refused
+    for block in tower_blocks(model):
+        block.forward.compiled = lambda *args, **kwargs: pytest.fail("compiled")
     check(model, [pack(8, True)])
 
 
-def refused(*args, **kwargs):
-    raise AssertionError("compiled")
+# ---- ahead ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_nothing_of_the_compiler_is_imported_in_the_first_step():
-    """What torch imports to compile takes seconds: `compile_layers` imports it, not the first forward."""
-    script = """
-import sys
-from support.models import small_model
-import torch
-from mmpack.adapters.transformers import compile_layers
-compile_layers(small_model("qwen2_5_vl"))
-before = {m for m in sys.modules if m.startswith(("torch._inductor", "torch._dynamo", "networkx"))}
-torch.compile(lambda x: (x * 2).sum(), dynamic=True, backend="aot_eager")(torch.ones(3, requires_grad=True)).backward()
-torch._dynamo.lookup_backend("inductor")
-import torch._inductor.async_compile, torch._inductor.graph, torch._inductor.scheduler
-after = {m for m in sys.modules if m.startswith(("torch._inductor", "torch._dynamo", "networkx"))}
-print(sorted(after - before))
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert len(ast.literal_eval(found.stdout)) < 10
+def test_steps_after_compile_ahead_compile_nothing():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen2_5_vl").train()
+    compile_layers(model, tower=False, backend=counter)
+    with attach(model):
+        compile_ahead(model, pack(0, True))
+        graphs = counter.frame_count
+        assert graphs == 2  # with gradients, and without
+        with torch.no_grad():
+            packed_logprobs(model, pack(2, True, prompts=2))
+        packed_logprobs(model, pack(1, True)).sum().backward()
+        assert counter.frame_count == graphs
+        with pytest.raises(ModelError, match="Fix: call it before the first backward"):
+            compile_ahead(model, pack(1, True))  # gradients are not lost
+    assert model.lm_head.weight.grad is not None
+
+
+def test_compile_ahead_leaves_nothing_behind():
+    """No gradients, no other weights, and dropout draws the numbers that it would have drawn."""
+    model, seen = small_model("qwen2_5_vl").train(), []
+    decoder = model.model.language_model
+    decoder.layers[0].mlp = torch.nn.Sequential(decoder.layers[0].mlp, torch.nn.Dropout(0.5))
+    decoder.register_forward_pre_hook(lambda *args: seen.append(torch.is_grad_enabled()))
+    before, random = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    with pytest.raises(ModelError, match="attach"):
+        compile_ahead(model, pack(1, True))
+    with attach(model):
+        compile_ahead(model, pack(1, True), old_logprobs=False, entropy=True)
+        assert seen == [True]
+        compile_ahead(model, pack(1, True))
+        assert seen == [True, False, True]
+        compile_ahead(model.requires_grad_(False), pack(1, True))  # as a reference model
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+# ---- compiled layers of a model with linear attention ----
+
+
+def parts_of(layer):
+    """Names of a layer's modules that ran compiled."""
+    forwards = {name: vars(m).get("forward") for name, m in layer.named_modules() if name}
+    return {n for n, f in forwards.items() if isinstance(f, CompiledPart) and f.compiled}
+
+
+def test_norms_and_mlps_beside_linear_attention():
+    model = small_model("qwen3_5").train()
+    compile_layers(model, tower=False, backend="eager")
+    check(model, [pack(0, True, "qwen3_5")])
+    linear, full = decoder_layers(model)[0], decoder_layers(model)[3]
+    expected = {"input_layernorm", "post_attention_layernorm", "mlp", "linear_attn.norm"}
+    assert parts_of(linear) == expected and linear.forward.compiled is None
+    assert parts_of(full) == set() and full.forward.compiled is not None
+
+
+def test_what_is_not_packed_is_not_compiled_hybrid():
+    counter = CompileCounterWithBackend("eager")
+    model = small_model("qwen3_5")
+    compile_layers(model, backend=counter)
+    batch = pack(0, False, "qwen3_5")
+    assert not any(layer.forward.packed for layer in decoder_layers(model)[:3])
+    model.generate(
+        input_ids=batch.input_ids[None, :4].long(),
+        max_new_tokens=2,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert counter.frame_count == 0
+    other = copy.deepcopy(model)
+    layer = decoder_layers(other)[0]
+    assert layer.mlp.forward.whole is layer.forward and layer.mlp.forward.layer is layer.mlp
+
+
+@pytest.mark.slow
+def test_packs_of_other_lengths_make_no_more_graphs():
+    counter = CompileCounterWithBackend("aot_eager")
+    model = small_model("qwen3_5").train()
+    compile_layers(model, tower=False, backend=counter)
+    check(model, [pack(0, True, "qwen3_5", prompts=2)])
+    graphs = counter.frame_count
+    check(model, [pack(size, True, "qwen3_5", prompts) for size, prompts in ((1, 3), (3, 2))])
+    # a layer with full attention, a norm, an MLP, the norm of a net's output
+    assert counter.frame_count == graphs == 4
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    check(model, [pack(2, True, "qwen3_5", prompts=2)])
+    with attach(model), torch.no_grad():
+        for size in (1, 2):
+            packed_logprobs(model, pack(size, True, "qwen3_5"))

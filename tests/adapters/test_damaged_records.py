@@ -5,25 +5,14 @@ import copy
 
 import numpy as np
 import pytest
-from support.recorded_trees import (
-    npy,
-    processor,
-    skyrl_output,
-    trace,
-    training_samples,
-    turn_of,
-    verl_rows,
-    vllm_calls,
-)
+from support.record_readers import READERS
+from support.recorded_trees import npy, processor, turn_of
 from support.trajectories import joined, screen, shot
 
-from mmpack.adapters import prime_rl, skyrl
-from mmpack.adapters.verl import agent_loop
 from mmpack.errors import ArgumentError, MmpackError
 from mmpack.trajectory import Record, from_records, to_samples
 
 ODD = [None, "x", -1, 2.5, float("inf"), {}, ["x"], [[1]], 2**70, np.zeros((2, 2)), object()]
-LINE = r"^[^\n]+\. Fix: [^\n]+$"
 
 
 def turns():
@@ -37,30 +26,13 @@ def plain():
     return turn_of(([9, 8], []), [1, 3], 2)
 
 
-def vllm(given):
-    calls = pytest.importorskip("mmpack.adapters.vllm.calls", reason="vllm's folder needs hf")
-    media = {m.cache_key: m for turn in turns() for m in turn.media}
-    return calls.to_trajectories([given], processor(), media=media)
+MEDIA = {m.cache_key: m for turn in turns() for m in turn.media}
+# their pictures are read anyhow
+FLAT = ("prime_rl samples", "skyrl", "verl")
 
 
-def prime(given):
-    media = {m.cache_key: m for turn in turns() for m in turn.media}
-    return prime_rl.to_trajectories([given], processor(), media=media)
-
-
-READERS = {
-    "vllm": (lambda: vllm_calls(turns()), vllm),
-    "prime_rl": (lambda: trace(turns()), prime),
-    "prime_rl samples": (lambda: training_samples([plain()]), prime),
-    "skyrl": (
-        lambda: skyrl_output([[plain()]]),
-        lambda given: skyrl.to_trajectories(given, processor()),
-    ),
-    "verl": (
-        lambda: verl_rows([plain()]),
-        lambda given: agent_loop.to_trajectories([given], processor()),
-    ),
-}
+def read(name, record):
+    return READERS[name].read(record, MEDIA)
 
 
 def paths(value, at=()):
@@ -85,15 +57,14 @@ def damaged(record, path, value):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["vllm", "prime_rl", *FLAT])
 def test_every_field(name):
-    write, read = READERS[name]
-    record, refused = write(), 0
-    assert read(copy.deepcopy(record))
+    record, refused = READERS[name].write([plain()] if name in FLAT else turns()), 0
+    assert read(name, copy.deepcopy(record))
     for path in paths(record):
         for value in [*ODD, "gone"]:
             try:
-                for episode in read(damaged(record, path, value)):
+                for episode in read(name, damaged(record, path, value)):
                     to_samples(episode)
             except MmpackError as error:
                 assert "\n" not in str(error) and "Fix: " in str(error), (path, value)
@@ -103,31 +74,37 @@ def test_every_field(name):
     assert refused
 
 
-def refuses(read, record, path, value, message):
-    with pytest.raises(ArgumentError, match=LINE) as caught:
-        read(damaged(record, path, value))
-    assert message in str(caught.value)
+CHOICE = (0, "response", "choices", 0)
+LOGPROB = (*CHOICE, "logprobs", "content", 0, "logprob")
+VERSION = (*CHOICE, "weight_versions", 0)
+SCORE = ("rewards", "task", "score")
+MASK = ("nodes", 1, "sampling_mask", "counts")
 
 
-def test_no_number_is_made_up():
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        ("vllm", LOGPROB, -9999.0, "sampled token 0 has no logprob"),
+        ("vllm", (*VERSION, "version"), None, "whole numbers and a name"),
+        ("vllm", (*VERSION, "end"), 1.5, "whole numbers and a name"),
+        ("prime_rl", ("nodes", 0, "token_ids", 0), 2.5, "prompt_ids"),
+        ("prime_rl", ("nodes", 1, "mask", 1), -1, "expected 0 or 1"),
+        ("prime_rl", SCORE, "gone", "score is None"),
+        ("prime_rl", SCORE, float("nan"), "expected a finite number"),
+        ("prime_rl", MASK, [3.0, 3.5], "expected whole numbers"),
+        ("skyrl", ("loss_masks", 0), None, "has no loss_masks"),
+        ("skyrl", ("rewards", 0), float("inf"), "expected a finite number"),
+    ],
+)
+def test_no_number_is_made_up(name, path, value, message):
     """A field that was taken for another number, or for a mask of ones."""
-    calls, rollout = vllm_calls([plain()]), trace([plain()])
-    choice = (0, "response", "choices", 0)
-    step = (*choice, "logprobs", "content", 0, "logprob")
-    refuses(vllm, calls, step, -9999.0, "sampled token 0 has no logprob")
-    span = (*choice, "weight_versions", 0)
-    refuses(vllm, calls, (*span, "version"), None, "whole numbers and a name")
-    refuses(vllm, calls, (*span, "end"), 1.5, "whole numbers and a name")
-    refuses(prime, rollout, ("nodes", 0, "token_ids", 0), 2.5, "prompt_ids")
-    refuses(prime, rollout, ("nodes", 1, "mask", 1), -1, "expected 0 or 1")
-    refuses(prime, rollout, ("rewards", "task", "score"), "gone", "score is None")
-    refuses(prime, rollout, ("rewards", "task", "score"), float("nan"), "expected a finite number")
-    counts = ("nodes", 1, "sampling_mask", "counts")
-    refuses(prime, rollout, counts, [3.0, 3.5], "expected whole numbers")
-    read = READERS["skyrl"][1]
-    output = READERS["skyrl"][0]()
-    refuses(read, output, ("loss_masks", 0), None, "has no loss_masks")
-    refuses(read, output, ("rewards", 0), float("inf"), "expected a finite number")
+    refuses(name, damaged(READERS[name].write([plain()]), path, value), message)
+
+
+def refuses(name, record, message):
+    with pytest.raises(ArgumentError, match=r"^[^\n]+\. Fix: [^\n]+$") as caught:
+        read(name, record)
+    assert message in str(caught.value)
 
 
 def test_a_npy_file_that_promises_more_than_it_holds():
@@ -137,17 +114,13 @@ def test_a_npy_file_that_promises_more_than_it_holds():
         own = b"(3, 1, 2), }" + b" " * max(len(shape) - 9, 0)
         broken = raw.replace(own, shape.ljust(9) + b", }")
         assert broken != raw and len(broken) == len(raw)
-        where = (0, "response", "choices", 0, "routed_experts")
         given = base64.b64encode(broken).decode()
-        refuses(vllm, vllm_calls([plain()]), where, given, "not base64 of a .npy file")
+        record = damaged(READERS["vllm"].write([plain()]), (*CHOICE, "routed_experts"), given)
+        refuses("vllm", record, "not base64 of a .npy file")
 
 
 def test_names_of_versions_are_texts_or_numbers():
     for name in (None, 1.5, {}, True):
+        record = Record([1], [2], policy_versions=[(0, 1, name)])
         with pytest.raises(ArgumentError, match=r"policy_versions\[0\] is .+ a name"):
-            from_records(
-                [Record([1], [2], policy_versions=[(0, 1, name)])],
-                processor(),
-                trajectory_id="e",
-                group_id="g",
-            )
+            from_records([record], processor(), trajectory_id="e", group_id="g")

@@ -2,14 +2,17 @@
 
 import pytest
 import torch
-from support.models import small_model, with_pixels
+from support.models import small_model, smallest_qwen2_5_vl, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, logprob_bound, spawned
 from support.samples import make_sample
 from support.tiny_models import tiny_qwen2_5_vl
 from support.unlike_ranks import frozen_words, loss_of, sharded, unlike_step, wrapped
+from support.unlike_ranks import samples_of as unlike_samples
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 import mmpack as mp
+from mmpack.adapters.torch import PackLoader
 from mmpack.adapters.transformers import (
     attach,
     encode_once,
@@ -18,6 +21,8 @@ from mmpack.adapters.transformers import (
     packed_logprobs,
 )
 from mmpack.adapters.transformers.modules import tower_of
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.cache import FeatureStore
 from mmpack.families import get_family
 from mmpack.planning.media import media_to_ranks
 
@@ -199,3 +204,164 @@ def test_without_a_process_group(monkeypatch):
     model = tiny_qwen2_5_vl()
     with pytest.raises(mp.ArgumentError, match="no process group"), encode_together(model, []):
         pass
+
+
+# ---- ranks with pictures, a video, text alone, and fewer packs or samples ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("family", ["qwen3_vl", "kimi_k25"])
+def test_three_ranks_are_one_process(tmp_path, family, on):
+    spawned(unlike_step, 3, tmp_path, family, ("fsdp", "ddp", "frozen"), on=on)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_loader_of_more_ranks_than_samples(tmp_path, on):
+    """The mean of the global batch, whatever rank has how many samples, or none."""
+    spawned(loaded, 4, tmp_path, on=on)
+
+
+def policy_loss_of(model, batch, total_tokens, total_samples, scale=1.0):
+    out = mp.policy_loss(
+        packed_logprobs(model, batch),
+        batch.loss_columns["advantages"],
+        batch.cu_loss,
+        total_tokens=total_tokens,
+        total_samples=total_samples,
+        scale=scale,
+    )
+    return out.loss
+
+
+def loaded(rank, ranks):
+    samples = [s for own in unlike_samples("qwen3_vl") for some in own for s in some][:5]
+    columns = {"advantages": [0.5, -1.0, 2.0, 1.5, -0.5]}
+    whole = frozen_words(small_model("qwen3_vl")).to(here())
+    each = [
+        torch.full((s.num_loss_tokens,), a)
+        for s, a in zip(samples, columns["advantages"], strict=True)
+    ]
+    batch = mp.pack(samples, loss_columns={"advantages": each}).to(here())
+    with attach(whole):
+        expected = policy_loss_of(whole, batch, batch.num_loss_tokens, len(samples))
+        expected.backward()
+    wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    idle = torch.zeros((), device=here())
+    for how in ("fsdp", "ddp"):
+        model = wrapped("qwen3_vl", how, ranks)
+        given = {"loss_columns": columns, "max_tokens": 200, "max_samples": 1}
+        total = torch.zeros((), device=here())
+        with PackLoader(samples, rank=rank, ranks=ranks, **given) as loader, attach(model):
+            for step in loader:
+                for batch in step:
+                    batch = batch.to(here())
+                    totals = step.total_tokens, step.total_samples
+                    loss = policy_loss_of(model, batch, *totals, scale=ranks)
+                    loss.backward()  # under DDP each one is reduced
+                    total += loss.detach() / ranks
+                    idle += not batch.sample_ids
+        torch.distributed.all_reduce(total)
+        assert abs(total - expected.detach()) <= 1e-6, how
+        assert_gradients(model, wanted, how)
+    torch.distributed.all_reduce(idle)
+    assert idle == 2 * 3
+
+
+# ---- kept features on two ranks ----
+
+
+def batches():
+    """Of each rank two: the first has a picture, and it with a video; the second has no media."""
+    prompt = [("text", range(5)), ("image", (1, 4, 6), "x"), ("text", [7])]
+    pictures = [make_sample([*prompt, ("response", range(n))], f"a{n}") for n in (3, 4)]
+    both = [make_sample([*prompt, ("video", (2, 4, 4), "f"), ("response", range(5))], "f")]
+    texts = [make_sample([("text", range(n)), ("response", range(9))], f"b{n}") for n in (2, 6)]
+    return [
+        [mp.pack(with_pixels(pictures), share_prefix=True), mp.pack(with_pixels(both))],
+        [mp.pack(texts[:1]), mp.pack(texts[1:])],
+    ]
+
+
+def loss_of_once(model, batch, **kwargs):
+    values = packed_logprobs(model, batch, **kwargs)
+    return (values * torch.linspace(-1, 1, len(values))).sum()
+
+
+def made():
+    model = smallest_qwen2_5_vl()
+    model.lm_head.requires_grad_(False)  # its gradient is what takes long
+    return model
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path):
+    """Both in the same processes, whose imports take longest."""
+    if not takes_encoded_media(made()):
+        pytest.skip("transformers before 5.19")
+    spawned(run_once, 2, tmp_path)
+
+
+def run_once(rank, ranks):
+    check_ddp(rank, ranks)
+    check_fsdp(rank, ranks)
+
+
+def check_ddp(rank, ranks):
+    whole = made()
+    with attach(whole):
+        sum(loss_of_once(whole, b) / ranks for own in batches() for b in own).backward()
+    wanted = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    del whole
+    packs = batches()[rank]
+    for unused in (False, True):
+        model = made()
+        parallel = DistributedDataParallel(model, find_unused_parameters=unused)
+        for each_reduces in (False, True):
+            parallel.zero_grad()
+            with attach(parallel), encode_once(parallel, packs) as features:
+                parallel.require_backward_grad_sync = each_reduces
+                loss_of_once(parallel, packs[0], features=features).backward()
+                parallel.require_backward_grad_sync = True
+                loss_of_once(parallel, packs[1], features=features).backward()
+            for name, parameter in model.named_parameters():
+                if name in wanted:
+                    off = (parameter.grad - wanted[name]).norm()
+                    assert off <= 1e-5 * wanted[name].norm() + 1e-7, (name, unused, each_reduces)
+
+    frozen = made()
+    for parameter in tower_and_projector(frozen).parameters():
+        parameter.requires_grad_(False)
+    parallel, store = DistributedDataParallel(frozen), FeatureStore(2**20)
+    for _ in range(2):
+        parallel.zero_grad()
+        with attach(parallel):
+            with parallel.no_sync():
+                loss_of_once(parallel, packs[0], features=store).backward()
+            loss_of_once(parallel, packs[1], features=store).backward()
+        for name, parameter in frozen.named_parameters():
+            if parameter.requires_grad:
+                off = (parameter.grad - wanted[name]).norm()
+                assert off <= 1e-5 * wanted[name].norm() + 1e-7, name
+    assert store.stats.misses == (0 if rank else 2)
+    assert store.stats.patches_encoded == (0 if rank else 24 + 32)
+
+
+def check_fsdp(rank, ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, packs = init_device_mesh("cpu", (ranks,)), batches()[0]
+    model = made()
+    for unit in (*model.model.language_model.layers, model.model.visual, model):
+        fully_shard(unit, mesh=mesh)
+    sharded = r"tower is sharded \(FSDP2.*wait forever.*Fix: leave features"
+    with attach(model):
+        with pytest.raises(mp.ModelError, match=sharded):
+            packed_logprobs(model, packs[0], max_patches=8)
+        with (
+            pytest.raises(mp.ModelError, match=f"encode_once: .*{sharded}"),
+            encode_once(model, packs),
+        ):
+            pass

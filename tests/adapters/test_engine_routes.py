@@ -18,28 +18,17 @@ def rows(tokens=5, layers=3, experts=8, dtype=np.uint8, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "experts", "stored"),
-    [
-        (np.uint8, 8, "uint8"),
-        (np.uint16, 300, "uint16"),
-        (np.int32, 8, "uint8"),
-        (np.int16, 300, "uint16"),
-    ],
+    ("dtype", "experts", "stored"), [(np.int32, 8, "uint8"), (np.uint16, 300, "uint16")]
 )
-def test_the_last_token_gets_a_row(dtype, experts, stored):
-    given = rows(experts=experts, dtype=dtype)
+def test_the_last_token_gets_a_row_and_layers_without_experts_none(dtype, experts, stored):
+    given = rows(layers=4, experts=experts, dtype=dtype)
+    given[:, 1] = 0
     given[0, 0, 0] = experts - 1
     out = routes_of_rows(given, 6, "x")
     assert out.dtype == stored and out.shape == (6, 3, 2)
-    assert out[:5].tolist() == given.tolist() and not out[5].any()
+    assert out[:5].tolist() == given[:, [0, 2, 3]].tolist() and not out[5].any()
     whole = np.concatenate([given, given[:1]])  # a row for each token: the last one's says nothing
     assert np.array_equal(routes_of_rows(whole, 6, "x"), out)
-
-
-def test_layers_without_experts_are_left_out():
-    given = rows()
-    given[:, 1] = 0
-    assert routes_of_rows(given, 6, "x")[:5].tolist() == given[:, [0, 2]].tolist()
 
 
 def test_sglangs_form_and_back():
@@ -57,17 +46,11 @@ def test_sglangs_form_and_back():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (
-            rows(3),
-            "has 3 rows for 6 tokens, of which the engine ran 5. Fix: pass routes from the first",
-        ),
-        (rows(7), "has 7 rows for 6 tokens"),
+        (rows(3), "has 3 rows for 6 tokens, of which the engine ran 5"),
         (rows()[0], r"is uint8 \[3, 2\], expected expert ids \[5, layers, k\]"),
-        (rows().astype(np.float32), "is float32"),
         (rows(dtype=np.int32) - 9, "is int32"),
         (np.zeros((5, 3, 2), np.uint8), "zero everywhere"),
         ([[1], [2, 3]], "is of type list"),
-        (None, "is None"),
         (np.full((5, 3, 2), 70_000), "there are 65536 experts"),
     ],
 )
@@ -82,11 +65,8 @@ def test_what_is_no_rows(given, match):
     [
         ("no base64!", CONFIG, "not base64 of int32"),
         ("AAAA", CONFIG, "not base64 of int32"),  # three bytes
-        (3, CONFIG, "not base64 of int32"),
         ("AAAAAA==", CONFIG, "has 1 ids, no rows of 3 layers with 2 each"),
-        ("", CONFIG, "has 0 ids"),
         ("AAAAAA==", None, "only the model's config says"),
-        ("AAAAAA==", SimpleNamespace(num_hidden_layers=3), "only the model's config says"),
     ],
 )
 def test_what_is_not_sglangs(text, config, match):

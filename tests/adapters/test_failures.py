@@ -5,7 +5,6 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 from support.batch_tensors import assert_same
 from support.models import with_pixels
 from support.process import call_mmpack
@@ -31,19 +30,14 @@ def one(g: int, k: int, length: int = 3) -> mp.Sample:
     return with_pixels([make_sample(parts, f"s{g}/{k}", f"g{g}")])[0]
 
 
-class Items:
+class Items(list):
     """A data set of which some items raise."""
 
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
     def __getitem__(self, i):
-        if isinstance(self.items[i], Exception):
-            raise self.items[i]
-        return self.items[i]
+        item = super().__getitem__(i)
+        if isinstance(item, Exception):
+            raise item
+        return item
 
 
 def faulty(draw, store, groups=12, each=3):
@@ -72,8 +66,7 @@ def faulty(draw, store, groups=12, each=3):
     return items, names, faults
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("source", ["samples", "steps"])
+@pytest.mark.parametrize(("seed", "source"), [(0, "samples"), (1, "samples"), (2, "steps")])
 def test_counts_add_up(tmp_path, seed, source):
     draw = random.Random(seed)
     with BlobFolder(tmp_path / "blobs") as store:
@@ -110,6 +103,7 @@ def test_counts_add_up(tmp_path, seed, source):
 
 
 def test_dead_samples_are_a_trace(tmp_path):
+    """And a step of nothing else is left out."""
     sample = one(0, 0)
     sample.loss_spans = [mp.LossSpan(0, 2)]
     [lean] = take([one(0, 1)], store := BlobFolder(tmp_path / "blobs"))
@@ -121,35 +115,10 @@ def test_dead_samples_are_a_trace(tmp_path):
     done = call_mmpack("validate", str(book.path), "--json")
     assert done.returncode == 1
     assert (json.loads(done.stdout)["samples"], len(book)) == (2, 2)
-    assert call_mmpack("inspect", str(book.path)).returncode == 0
     store.close()
-
-
-def test_a_step_of_dead_samples_is_left_out(tmp_path):
-    book = mp.DeadLetters(tmp_path / "dead.jsonl")
     dead = mp.DeadLetter("MM504", "its worker ended", "samples[0]")
     loader = PackLoader(steps=[[dead], [one(0, 0)]], max_tokens=40, dead_letters=book)
-    assert [step.number for step in loader] == [1] and len(book) == 1
-
-
-def test_ranks_leave_out_the_same(tmp_path):
-    with BlobFolder(tmp_path / "blobs") as store:
-        lean = take([one(g, k) for g in range(2) for k in range(4)], store)
-        store.release()
-        store.remove([lean[3].media[0].cache_key])
-        steps = []
-        for rank in range(2):
-            book = mp.DeadLetters(tmp_path / "dead.jsonl")
-            loader = PackLoader(
-                lean, max_tokens=40, media=store, dead_letters=book, rank=rank, ranks=2
-            )
-            [step] = [(s.plan, [i for b in s.bins for i in b], list(s)) for s in loader]
-            steps.append(step)
-        (plan, mine, batches), (other, theirs, more) = steps
-        assert plan.ranks == other.ranks and plan.total_samples == 7
-        assert sorted(mine + theirs) == list(range(7))
-        assert all(torch.is_tensor(b.pixel_values) for b in batches + more)
-    assert [x.name for x in book.read()] == ["s0/3"]
+    assert [step.number for step in loader] == [1] and len(book) == 3
 
 
 def test_what_is_read_now_is_there_when_it_is_packed(tmp_path):

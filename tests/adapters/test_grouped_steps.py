@@ -22,10 +22,8 @@ def answers(groups=7, size=3):
     for g in range(groups):
         prompt = rng.integers(0, 1000, 5 + g).tolist()
         for k in range(size):
-            parts = [
-                ("text", prompt),
-                ("response", rng.integers(0, 1000, 3 + (g * k) % 7).tolist()),
-            ]
+            response = rng.integers(0, 1000, 3 + (g * k) % 7).tolist()
+            parts = [("text", prompt), ("response", response)]
             made.append(make_sample(parts, sample_id=f"g{g}-{k}", group_id=f"g{g}"))
     return made
 
@@ -50,10 +48,8 @@ class Stream:
         self.at = state["at"]
 
 
-def loader_of(stream, **options):
-    return PackLoader(
-        steps=GroupedSteps(stream, 2), max_tokens=30, share_prefix=True, prefetch=1, **options
-    )
+def loader_of(stream):
+    return PackLoader(steps=GroupedSteps(stream, 2), max_tokens=30, share_prefix=True)
 
 
 def batches_of(loader):
@@ -66,10 +62,9 @@ def test_steps_are_whole_groups_in_order():
         [f"g{g}-{k}" for g in range(a, min(a + 2, 7)) for k in range(3)] for a in (0, 2, 4, 6)
     ]
     assert list(GroupedSteps([], 1)) == []
-    with pytest.raises(mp.ArgumentError, match="GroupedSteps: groups_per_step is 0"):
-        GroupedSteps([], 0)
-    with pytest.raises(mp.ArgumentError, match="GroupedSteps: samples is of type int"):
-        GroupedSteps(3, 1)
+    for given, said in ((([], 0), "groups_per_step is 0"), ((3, 1), "samples is of type int")):
+        with pytest.raises(mp.ArgumentError, match=f"GroupedSteps: {said}"):
+            GroupedSteps(*given)
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -103,19 +98,17 @@ def fields_of(item):
 
 def packed_in_workers(**options):
     samples = answers()
-    return PackBatches(
-        PackLoader(
-            samples,
-            max_tokens=40,
-            share_prefix=True,
-            groups_per_step=2,
-            groups=[s.group_id for s in samples],
-            shuffle=True,
-            seed=1,
-            loss_columns={"advantages": torch.arange(float(len(samples)))},
-            **options,
-        )
+    loader = PackLoader(
+        samples,
+        max_tokens=40,
+        share_prefix=True,
+        groups_per_step=2,
+        shuffle=True,
+        seed=1,
+        loss_columns={"advantages": torch.arange(float(len(samples)))},
+        **options,
     )
+    return PackBatches(loader)
 
 
 def test_workers_give_the_batches_of_the_loader_in_its_order():
@@ -125,15 +118,12 @@ def test_workers_give_the_batches_of_the_loader_in_its_order():
         for b in step
     ]
     for workers in (0, 2):
-        got = [
-            fields_of(x)
-            for x in DataLoader(packed_in_workers(), batch_size=None, num_workers=workers)
-        ]
+        loader = DataLoader(packed_in_workers(), batch_size=None, num_workers=workers)
+        got = [fields_of(x) for x in loader]
         assert_equal([x[:4] for x in got], expected)
-        steps = [x[5] for x in got]
-        assert steps == sorted(steps) and [x[7] for x in got] == [
-            a != b for a, b in zip(steps, [*steps[1:], -1], strict=True)
-        ]
+        steps, last = [x[5] for x in got], [x[7] for x in got]
+        assert steps == sorted(steps)
+        assert last == [a != b for a, b in zip(steps, [*steps[1:], -1], strict=True)]
     dataset = packed_in_workers()
     dataset.set_epoch(1)
     other = [x.batch.sample_ids for x in dataset]
@@ -154,7 +144,7 @@ def test_a_data_set_of_batches_goes_on_where_it_was_cut():
         again = packed_in_workers()
         again.load_state_dict(state)
         assert_equal([fields_of(x) for x in again], whole[cut:])
-        assert_equal([fields_of(x) for x in again], whole)
+    assert_equal([fields_of(x) for x in again], whole)  # the next epoch is whole
 
 
 def test_what_a_data_set_of_batches_refuses():
@@ -165,8 +155,6 @@ def test_what_a_data_set_of_batches_refuses():
     dataset = packed_in_workers()
     with pytest.raises(mp.ArgumentError, match="not a state of PackBatches"):
         dataset.load_state_dict(dataset.loader.state_dict())
-    loop = iter(dataset)
-    next(loop)
-    other = packed_in_workers(ranks=2)
+    next(iter(dataset))
     with pytest.raises(mp.ArgumentError, match="ranks=1"):
-        other.load_state_dict(dataset.state_dict())
+        packed_in_workers(ranks=2).load_state_dict(dataset.state_dict())

@@ -54,17 +54,6 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_everything_comes_back_from_json(value):
-    again = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
-    assert_equal(again, value, ordered=True)
-
-
-def test_what_json_can_t_hold_stays_as_it_is():
-    thing = object()
-    assert decode(encode({"a": [thing]}))["a"][0] is thing
-
-
-@given(VALUES)
 def test_what_is_held_is_the_same_in_memory_and_in_a_trace(value):
     kept = Held(value)
     read = json.loads(json.dumps({"k": kept.to_json()}, allow_nan=False))
@@ -77,6 +66,7 @@ def test_what_is_held_is_the_same_in_memory_and_in_a_trace(value):
 
 def test_what_is_held_does_not_change_with_what_was_handed_in():
     given = {"a": [1], "b": torch.ones(2, requires_grad=True)}
-    kept = Held(given)
+    kept, thing = Held(given), object()
+    assert decode(encode({"a": [thing]}))["a"][0] is thing  # which no JSON can hold
     given["a"].append(2)
     assert kept.value["a"] == [1] and not kept.value["b"].requires_grad

@@ -31,50 +31,32 @@ def test_a_checkpoint_comes_back(checkpoint):
     assert processor.image_processor.size["longest_edge"] == 256 * 1024
 
 
-def broken(folder, checkpoint, name):
-    """A folder with one thing wrong."""
+BROKEN = {
+    "config.json": "{",
+    "model.safetensors": "nothing",
+    "other shapes": None,
+    "tokenizer.json": "{",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_checkpoints(tmp_path, checkpoint, name):
+    """With one file of other contents."""
     for file in checkpoint.iterdir():
-        (folder / file.name).symlink_to(file)
-
-    def write(file, text):
-        (folder / file).unlink()
-        (folder / file).write_text(text)
-
-    if name == "config is no JSON":
-        write("config.json", "{")
-    elif name == "config is a list":
-        write("config.json", "[1]")
-    elif name == "weights are no file of theirs":
-        write("model.safetensors", "nothing")
-    elif name == "weights of other shapes":
+        (tmp_path / file.name).symlink_to(file)
+    file = tmp_path / ("config.json" if name == "other shapes" else name)
+    file.unlink()
+    if name == "other shapes":
         config = json.loads((checkpoint / "config.json").read_text())
         config["text_config"]["intermediate_size"] = 128
-        write("config.json", json.dumps(config))
-    elif name == "no processor":
-        for file in ("processor_config.json", "tokenizer_config.json", "tokenizer.json"):
-            (folder / file).unlink(missing_ok=True)
-        for file in folder.glob("preprocessor_config.json"):
-            file.unlink()
-    return folder
+        file.write_text(json.dumps(config))
+    else:
+        file.write_text(BROKEN[name])
+    with pytest.raises(mp.ArgumentError, match=r"can't be loaded[^\n]*Fix: [^\n]*$"):
+        load_checkpoint(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config is no JSON",
-        "config is a list",
-        "weights are no file of theirs",
-        "weights of other shapes",
-        "no processor",
-    ],
-)
-def test_broken_checkpoints(tmp_path, checkpoint, name):
-    with pytest.raises(mp.ArgumentError, match="can't be loaded") as caught:
-        load_checkpoint(str(broken(tmp_path, checkpoint, name)))
-    assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["", "/no/such/folder", "no/such-model", "a b\x00c", "x" * 5000])
+@pytest.mark.parametrize("name", ["", "/no/such/folder", "a b\x00c", "x" * 5000])
 def test_wrong_names(name):
     with pytest.raises(mp.ArgumentError, match="can't be loaded") as caught:
         load_checkpoint(name)

@@ -20,99 +20,78 @@ def group(name, prompt, answers):
     ]
 
 
-@pytest.fixture(scope="module")
-def skewed():
-    """One group of 800 rows, which a plan splits, beside four of 100."""
-    return group("0", 20, [195] * 4) + [s for g in range(1, 5) for s in group(str(g), 10, [45] * 2)]
+# one group of 800 rows, which a plan splits, beside four of 100
+SKEWED = group("0", 20, [195] * 4) + [s for g in range(1, 5) for s in group(str(g), 10, [45] * 2)]
 
 
-def loader(samples, **options):
+def loader(samples=SKEWED, **options):
     options = {"max_tokens": 1000, "ranks": 2, "share_prefix": True, "cost": COST} | options
     return PackLoader(samples, prefetch=0, **options)
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_groups_are_kept_as_a_plan_keeps_them(skewed, keep):
-    plan = mp.plan(skewed, max_tokens=1000, ranks=2, share_prefix=True, cost=COST, keep_groups=keep)
+def test_groups_are_kept_as_a_plan_keeps_them(keep):
+    plan = mp.plan(SKEWED, max_tokens=1000, ranks=2, share_prefix=True, cost=COST, keep_groups=keep)
     ranks_of_first = set()
     for rank in range(2):
-        [(step, batches)] = [(s, list(s)) for s in loader(skewed, keep_groups=keep, rank=rank)]
+        [(step, batches)] = [(s, list(s)) for s in loader(keep_groups=keep, rank=rank)]
         assert step.bins == [plan.bins[b] for b in plan.ranks[rank]]
         if any(name.startswith("0/") for batch in batches for name in batch.sample_ids):
             ranks_of_first.add(rank)
     assert len(ranks_of_first) == (1 if keep else 2)
 
 
-def test_a_state_knows_whether_groups_were_kept(skewed):
+def test_a_state_knows_whether_groups_were_kept():
     options = {"max_tokens": 300, "ranks": 1}
-    kept = loader(skewed, keep_groups=True, **options)
+    kept = loader(keep_groups=True, **options)
     next(iter(next(iter(kept))))
     state = kept.state_dict()
     assert state["batch"] == 1
     with pytest.raises(mp.ArgumentError, match="keep_groups=True, this one's is False"):
-        loader(skewed, **options).load_state_dict(state)
+        loader(**options).load_state_dict(state)
     del state["planned"]["keep_groups"]  # of an mmpack that had no such option
-    loader(skewed, **options).load_state_dict(state)
+    loader(**options).load_state_dict(state)
     with pytest.raises(mp.ArgumentError, match="keep_groups=False, this one's is True"):
         kept.load_state_dict(state)
-    with pytest.raises(mp.ArgumentError, match="keep_groups is of type list"):
-        loader(skewed, keep_groups=[])
 
 
-class Items:
-    """Answers by number; one can't be made, and one step has none that can."""
-
-    def __init__(self, samples, bad):
-        self.samples, self.bad = samples, bad
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, i):
-        if i in self.bad:
-            raise OSError(5, "Input/output error", f"picture-{i}")
-        return self.samples[i]
-
-
-@pytest.fixture
-def with_dead(tmp_path):
-    """Five groups of two: one of the second and all of the third are dead."""
+def with_dead(path):
+    """Five groups of two: one of the second and all of the third are dead, one of the last is over the budget."""
     samples = [s for g in range(5) for s in group(str(g), 10, [20, 30])]
-    samples[8] = group("4", 10, [2000])[0]  # over the budget
+    samples[8] = group("4", 10, [2000])[0]
 
-    def make(name):
-        letters = mp.DeadLetters(tmp_path / f"{name}.jsonl")
-        data = Items(samples, {2, 4, 5})
-        groups = [str(i // 2) for i in range(10)]
-        options = {"groups": groups, "groups_per_step": 1, "max_tokens": 100, "ranks": 1}
-        return loader(data, dead_letters=letters, **options), letters
+    class Items(list):
+        def __getitem__(self, i):
+            if i in (2, 4, 5):
+                raise OSError(5, "Input/output error", f"picture-{i}")
+            return super().__getitem__(i)
 
-    return make
-
-
-def fields(batch):
-    return [batch.sample_ids, batch.input_ids, batch.position_ids]
+    options = {"groups": [str(i // 2) for i in range(10)], "groups_per_step": 1, "ranks": 1}
+    letters = mp.DeadLetters(path)
+    return loader(Items(samples), dead_letters=letters, max_tokens=100, **options), letters
 
 
-def test_batches_go_on_past_the_dead(with_dead):
-    plain, letters = with_dead("plain")
+def places(letters):
+    return [(x.code, x.place) for x in letters]
+
+
+def test_batches_go_on_past_the_dead(tmp_path):
+    plain, letters = with_dead(tmp_path / "plain.jsonl")
     expected = []
     for step in plain:
-        dead = [(x.code, x.place) for x in step.dead]
-        totals = [step.number, step.total_tokens, step.total_samples]
-        expected += [[*fields(b), *totals, dead] for b in step]
-    wanted = sorted((x.code, x.place) for x in letters.read())
+        about = [step.number, step.total_tokens, step.total_samples, places(step.dead)]
+        expected += [[b.sample_ids, b.input_ids, b.position_ids, *about] for b in step]
+    wanted = sorted(places(letters.read()))
     assert len(wanted) == 4 and {code for code, _ in wanted} == {"MM501", "MM405"}
     for workers in (0, 1):
-        there, letters = with_dead(f"{workers}")
-        made = DataLoader(PackBatches(there), batch_size=None, num_workers=workers)
+        there, letters = with_dead(tmp_path / f"{workers}.jsonl")
         got = [
-            [*fields(x.batch), x.step, x.total_tokens, x.total_samples]
-            + [[(d.code, d.place) for d in x.dead]]
-            for x in made
+            [x.batch.sample_ids, x.batch.input_ids, x.batch.position_ids]
+            + [x.step, x.total_tokens, x.total_samples, places(x.dead)]
+            for x in DataLoader(PackBatches(there), batch_size=None, num_workers=workers)
         ]
         assert_equal(got, expected)
-        assert sorted((x.code, x.place) for x in letters.read()) == wanted
-    there, _ = with_dead("two")
+        assert sorted(places(letters.read())) == wanted
+    there, _ = with_dead(tmp_path / "two.jsonl")
     with pytest.raises(mp.ArgumentError, match="dead_letters with 2 workers"):
         next(iter(DataLoader(PackBatches(there), batch_size=None, num_workers=2)))

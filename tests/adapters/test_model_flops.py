@@ -77,7 +77,7 @@ def test_weights_are_those_of_the_modules(family):
     assert (cost.audio_frame > 0) == (FAMILIES[family].audio is not None)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "kimi_k25"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25"])
 def test_attention_is_what_torch_counts(family):
     """Eager attention makes all pairs of n rows, n² of them."""
     kit, n = get_kit(family, "test"), 48
@@ -95,37 +95,27 @@ def test_attention_is_what_torch_counts(family):
     assert pairs > 0.02 * n * found.row
 
 
-def test_windows():
+def test_windows_and_memory_of_the_same_config():
     found = model_flops(get_kit("gemma3", "test").model_config())
     assert found.spans.window == 8 and found.window_pair == 3 * found.pair
-    found = model_flops(get_kit("qwen2_5_vl", "test").model_config())
+    config = get_kit("qwen2_5_vl", "test").model_config()
+    found = model_flops(config)
     assert found.spans.tile == 8 and found.tower.tile_pair == found.tower.frame_pair
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"hidden_size": 8}, "the config has no num_attention_heads, num_hidden_layers, vocab_size"),
-        (17, "config is of type int"),
-        (
-            {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9, "vision_config": {}},
-            None,
-        ),
-        (
-            {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9}
-            | {"vision_config": {"depth": 2}},
-            "vision_config: the config has no hidden_size, intermediate_size",
-        ),
-    ],
-)  # fmt: skip
-def test_configs_that_lack_a_size(config, message):
-    if message is None:
-        assert cost_model(config).patch == 0
-        return
-    with pytest.raises(ArgumentError, match=message):
-        cost_model(config)
-
-
-def test_memory_reads_the_same_config():
-    config = get_kit("qwen3_vl", "test").model_config()
     assert memory_model(config) == memory_model(config.to_dict())
+
+
+TEXT = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 9}
+
+
+def test_configs_that_lack_a_size():
+    assert cost_model(TEXT | {"vision_config": {}}).patch == 0
+    for config, message in (
+        (
+            {"hidden_size": 8},
+            "the config has no num_attention_heads, num_hidden_layers, vocab_size",
+        ),
+        (17, "config is of type int"),
+        (TEXT | {"vision_config": {"depth": 2}}, "vision_config: the config has no hidden_size"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            cost_model(config)

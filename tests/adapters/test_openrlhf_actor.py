@@ -1,14 +1,20 @@
 """OpenRLHF's real Actor and ActorPPOTrainer, stock and on packs: logprobs, entropies, gradients, metrics, weights."""
 
-import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.models import small_model
 from support.openrlhf_parts import import_trainer, strategy_of
+from support.openrlhf_steps import OPTIONS, RANKS
+from support.openrlhf_steps import run as run_step
+from support.process import free_port
 
+from mmpack.adapters.openrlhf import use
+from mmpack.adapters.openrlhf.actor import rows_to_samples
 from mmpack.errors import LayoutError, ModelError
+from mmpack.families import get_family
 
 pytestmark = pytest.mark.openrlhf
 STOCK, OURS = "openrlhf.cli.train_ppo_ray", "mmpack.adapters.openrlhf"
@@ -20,17 +26,9 @@ def trainer():
     return import_trainer()
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Larger weights, so that attention is far from uniform."""
-    folder = tmp_path_factory.mktemp("tiny")
-    small_model("qwen2_5_vl", factor=2).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def actor(checkpoint, trainer):
-    out = trainer.Actor(str(checkpoint), attn_implementation="sdpa", temperature=0.8)
+def actor(small_checkpoint, trainer):
+    out = trainer.Actor(str(small_checkpoint), attn_implementation="sdpa", temperature=0.8)
     out.model.float()
     return out
 
@@ -74,8 +72,6 @@ def value_and_gradients(actor, rows):
 
 
 def test_logprobs_entropies_and_gradients_are_stock_ones(actor, rows):
-    from mmpack.adapters.openrlhf import use
-
     stock = value_and_gradients(actor, rows)
     with use(actor):
         handle = actor.forward.__self__
@@ -96,13 +92,9 @@ def test_logprobs_entropies_and_gradients_are_stock_ones(actor, rows):
 
 def test_a_hybrid_family(trainer, tmp_path):
     """Qwen3.5, which OpenRLHF names: positions in three rows, layers of linear attention."""
-    from types import SimpleNamespace
-
     from conformance.subject import Subject
     from openrlhf.utils.vlm_utils import process_prompt_with_images
     from support.kits import get_kit
-
-    from mmpack.adapters.openrlhf import use
 
     subject = Subject(get_kit("qwen3_5"))
     subject.kit.small(spread=2.0).save_pretrained(tmp_path)
@@ -135,41 +127,13 @@ def test_a_hybrid_family(trainer, tmp_path):
     assert off.sqrt() <= 1e-5 * sum(own.norm() ** 2 for own in stock[2].values()).sqrt()
 
 
-def test_pictures_of_several_tiles_are_refused():
-    from mmpack.adapters.openrlhf.actor import rows_to_samples
-    from mmpack.families import get_family
-
-    family = get_family("internvl")
-    run = family.vision_tokens((1, 4, 4))
-    ids = torch.tensor([[5, *[family.image_token_id] * run, 6, 7]])
-    tile = 4 * family.patch_size
-    with pytest.raises(ModelError, match="internvl cut pictures into tiles"):
-        rows_to_samples(
-            ids,
-            torch.ones_like(ids),
-            torch.tensor([[1]]),
-            {"pixel_values": torch.zeros(2, 3, tile, tile)},
-            family,
-        )
-
-
 def test_rows_that_are_padded_left_and_narrow_action_masks(actor, rows):
     """Columns are those of the last tokens, whatever lies before."""
-    from types import SimpleNamespace
-
-    from mmpack.adapters.openrlhf import use
-
-    part = SimpleNamespace(
-        sequences=rows.sequences.roll(3, dims=1),
-        attention_mask=rows.attention_mask.roll(3, dims=1),
-        action_mask=rows.action_mask.roll(3, dims=1)[:, -60:],
-        mm_train_inputs=rows.mm_train_inputs,
-    )
-    assert part.attention_mask[:, :3].sum() <= rows.attention_mask[:, -3:].sum()
     whole = rows.attention_mask.sum(dim=1) <= rows.sequences.shape[1] - 3
-    for name in ("sequences", "attention_mask", "action_mask"):
-        setattr(part, name, getattr(part, name)[whole])
-    part.mm_train_inputs = [m for m, k in zip(part.mm_train_inputs, whole, strict=True) if k]
+    names = ("sequences", "attention_mask", "action_mask")
+    part = SimpleNamespace(**{n: getattr(rows, n).roll(3, dims=1)[whole] for n in names})
+    part.action_mask = part.action_mask[:, -60:]
+    part.mm_train_inputs = [m for m, k in zip(rows.mm_train_inputs, whole, strict=True) if k]
     assert len(part.sequences) > 1 and part.action_mask.any()
     with torch.no_grad():
         stock, _ = call(actor, part)
@@ -178,11 +142,8 @@ def test_rows_that_are_padded_left_and_narrow_action_masks(actor, rows):
     assert (stock - packed).abs().max() <= 1e-5
 
 
-def test_rows_without_pictures_and_without_actions(actor, rows):
-    from mmpack.adapters.openrlhf import use
-
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 1000, (3, 9), generator=draw)
+def test_rows_without_pictures_and_without_actions(actor):
+    ids = torch.randint(0, 1000, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[2, 6:] = 0
     actions = mask[:, 1:].clone()
@@ -196,8 +157,12 @@ def test_rows_without_pictures_and_without_actions(actor, rows):
 
 
 def test_what_it_cannot_do_is_refused(actor, rows):
-    from mmpack.adapters.openrlhf import use
-
+    family = get_family("internvl")
+    ids = [5, *[family.image_token_id] * family.vision_tokens((1, 4, 4)), 6, 7]
+    ids, tiles = torch.tensor([ids]), torch.zeros(2, 3, *[4 * family.patch_size] * 2)
+    with pytest.raises(ModelError, match="internvl cut pictures into tiles"):
+        given = ids, torch.ones_like(ids), torch.tensor([[1]])
+        rows_to_samples(*given, {"pixel_values": tiles}, family)
     handle = use(actor)
     with pytest.raises(ModelError, match="computes for it already"):
         use(actor)
@@ -227,21 +192,18 @@ def test_what_it_cannot_do_is_refused(actor, rows):
         (("--actor.aux_loss_coef", 0.1), "the router's auxiliary loss is on"),
     ],
 )
-def test_options_that_it_cannot_obey_are_refused(checkpoint, capsys, option, said):
-    from support.openrlhf_steps import OPTIONS
-
+def test_options_that_it_cannot_obey_are_refused(small_checkpoint, capsys, option, said):
     with pytest.raises(SystemExit) as left:
-        strategy_of(OURS, "--actor.model_name_or_path", checkpoint, *OPTIONS, *option)
+        strategy_of(OURS, "--actor.model_name_or_path", small_checkpoint, *OPTIONS, *option)
     [line] = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and said in line and "Fix: " in line
 
 
-def test_the_page_s_code(checkpoint, actor):
+def test_the_page_s_code(small_checkpoint, actor):
     from ray import cloudpickle
-    from support.openrlhf_steps import OPTIONS
     from test_docs_run import blocks, run
 
-    args = strategy_of(STOCK, "--actor.model_name_or_path", checkpoint, *OPTIONS).args
+    args = strategy_of(STOCK, "--actor.model_name_or_path", small_checkpoint, *OPTIONS).args
     [code] = [block for block in blocks("docs/adapters.md") if "get_strategy(args)" in block[1]]
     ran = run("docs/adapters.md", {"args": args, "actor": actor}, [code])
     assert type(ran["strategy"]).__name__ == "MmpackStrategy" and ran["strategy"].args is args
@@ -251,14 +213,11 @@ def test_the_page_s_code(checkpoint, actor):
 
 
 @pytest.mark.slow
-def test_a_trainer_s_step_on_two_ranks(checkpoint, tmp_path):
+def test_a_trainer_s_step_on_two_ranks(small_checkpoint, tmp_path):
     """Under ZeRO-3, each rank with other rows: old and reference logprobs, loss with KL and entropy, a step of Adam."""
-    from support.openrlhf_steps import RANKS, run
-
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run, (port, checkpoint, tmp_path, 3), nprocs=RANKS)
+    torch.multiprocessing.spawn(
+        run_step, (free_port(), small_checkpoint, tmp_path, 3), nprocs=RANKS
+    )
     before = dict(small_model("qwen2_5_vl", factor=2).named_parameters())
     for rank in range(RANKS):
         ran = torch.load(tmp_path / f"{rank}.pt")

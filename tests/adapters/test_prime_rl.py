@@ -1,91 +1,66 @@
-"""prime-rl's traces and training samples as trajectories: random trees written by plain scripts, and real classes."""
+"""prime-rl's traces and training samples as trajectories: what they say besides their tree, and what is refused."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from support.recorded_trees import (
     drawn,
-    parents,
     processor,
-    routes_of,
-    said,
     trace,
     training_samples,
-    trees,
+    turn_of,
 )
-from support.trajectories import scored_of_samples, scored_of_turns
 
 import mmpack as mp
 from mmpack.adapters.prime_rl import to_trajectories
 from mmpack.errors import ArgumentError
 from mmpack.schema.spans import Score
-from mmpack.trajectory import branches
 from mmpack.trajectory import to_samples as samples_of
 
 
-def media_of(turns):
-    return {m.cache_key: m for t in turns for m in t.media}
-
-
-@settings(deadline=None, max_examples=30)
-@given(trees())
-def test_a_trace_comes_back_as_it_was(turns):
-    (episode,) = to_trajectories([trace(turns)], processor(), media=media_of(turns))
-    assert said(episode.turns) == said(turns)
-    assert [b.parent for b in branches(episode)] == parents(turns)
+def test_what_a_trace_says_besides():
+    turns = [turn_of(([1, 2], []), [3, 4], 0), turn_of(([1, 2, 3, 4, 5], []), [6], 1)]
+    (episode,) = to_trajectories([trace(turns)], processor(), policy_versions=[7])
     for turn, told in zip(episode.turns, turns, strict=True):
-        assert turn.kept_ids == told.kept_ids and turn.finish_reason == "stop"
-        assert np.array_equal(turn.routed_experts, told.routed_experts)
         reference = turn.teachers["reference"]
         assert reference.ids.tolist() == told.response_ids.tolist()
         assert reference.logprobs.tolist() == (told.logprobs - 1).tolist()
-    samples = samples_of(episode)
-    assert scored_of_samples(samples) == scored_of_turns(turns) and mp.validate(samples) == []
-    # as prime-rl counts it: score times weight
-    assert mp.trajectory.trajectory_groups(samples).rewards.tolist() == [1.25]
-    assert episode.verifiers == [Score("turns", float(len(turns)))]
-
-
-@settings(deadline=None, max_examples=30)
-@given(trees(pictures=False))
-def test_training_samples_are_the_same_tree(turns):
-    """A node that several branches share is sampled in the first of them only."""
-    (episode,) = to_trajectories([training_samples(turns)], processor(), policy_versions=[7])
-    assert sorted(said(episode.turns)) == sorted(said(turns))
-    samples = samples_of(episode)
-    assert scored_of_samples(samples) == scored_of_turns(turns) and mp.validate(samples) == []
-    for turn in episode.turns:
+        assert turn.finish_reason == "stop"
+        (version,) = turn.policy_versions
         start = len(turn.context_ids)
-        assert [(v.start, v.stop, v.version) for v in turn.policy_versions] == [
-            (start, len(turn), "7")
-        ]
-        assert np.array_equal(turn.routed_experts, routes_of(turn.input_ids.tolist()))
+        assert (version.start, version.stop, version.version) == (start, len(turn), "7")
+    # as prime-rl counts it: score times weight
+    assert mp.trajectory.trajectory_groups(samples_of(episode)).rewards.tolist() == [1.25]
+    assert episode.verifiers == [Score("turns", float(len(turns)))]
+    (episode,) = to_trajectories([training_samples(turns)], processor())
     assert episode.metadata["prime_rl"][0]["temperature"] == 0.7
 
 
-def simple():
+def node(parent, ids, sampled=False, role="assistant", content="", **more):
+    """Of a sampled node the first id is the template's, if there are several."""
+    mask = [sampled and (k > 0 or len(ids) == 1) for k in range(len(ids))]
+    given = {"parent": parent, "sampled": sampled, "token_ids": ids, "mask": mask}
+    return given | {"message": {"role": role, "content": content}} | more
+
+
+def simple(at=None, **fields):
     """A question, an answer, what a tool said, an answer; and another answer to the question."""
     nodes = [
-        {"message": {"role": "user", "content": "?"}, "token_ids": [1, 2], "mask": [False] * 2},
-        {"parent": 0, "sampled": True, "token_ids": [3, 4, 5], "mask": [False, True, True]},
-        {
-            "parent": 1,
-            "message": {"role": "tool", "content": "!"},
-            "token_ids": [6],
-            "mask": [False],
-        },
-        {"parent": 2, "sampled": True, "token_ids": [7], "mask": [True]},
-        {"parent": 0, "sampled": True, "token_ids": [3, 9], "mask": [False, True]},
+        node(None, [1, 2], role="user"),
+        node(0, [3, 4, 5], True),
+        node(1, [6], role="tool"),
+        node(2, [7], True),
+        node(0, [3, 9], True),
     ]
-    default = {"parent": None, "sampled": False, "message": {"role": "assistant", "content": ""}}
-    return {"nodes": [default | n for n in nodes]}
+    if at is not None:
+        nodes[at] |= fields
+    return {"nodes": nodes}
 
 
 def test_the_generation_prompt_of_an_answer_is_context():
-    (episode,) = to_trajectories([simple()], processor(), group_ids=["task"])
+    given = simple(1, advantages=[0.5, 0.5])
+    (episode,) = to_trajectories([given], processor(), group_ids=["task"])
     assert [(t.context_ids.tolist(), t.response_ids.tolist()) for t in episode.turns] == [
         ([1, 2, 3], [4, 5]),
         ([1, 2, 3, 4, 5, 6], [7]),
@@ -93,6 +68,14 @@ def test_the_generation_prompt_of_an_answer_is_context():
     ]
     assert [t.source for t in episode.turns] == ["environment", "tool", "user"]
     assert (episode.trajectory_id, episode.rewards) == ("task/0", None)
+    assert episode.metadata["prime_rl"]["unread"] == ["advantages"]
+
+
+@dataclasses.dataclass
+class Encoded:
+    dtype: str
+    shape: list
+    data: bytes
 
 
 def test_pixels_in_place_of_pictures():
@@ -101,33 +84,14 @@ def test_pixels_in_place_of_pictures():
     prompt = [1, 151652, *[151655] * shot.num_tokens, 151653]
     pixels = np.ascontiguousarray(shot.pixel_values, np.float32)
     arrays = {"pixel_values": pixels, "image_grid_thw": np.array([shot.grid_thw])}
-    encoded = {
-        k: SimpleEncoded(str(v.dtype), list(v.shape), v.tobytes()) for k, v in arrays.items()
-    }
+    encoded = {k: Encoded(str(v.dtype), list(v.shape), v.tobytes()) for k, v in arrays.items()}
     mask = [False] * len(prompt) + [True]
-    sample = {
-        "token_ids": [*prompt, 5],
-        "mask": mask,
-        "logprobs": [0.0] * len(mask),
-        "mm_kwargs": encoded,
-    }
+    sample = {"token_ids": [*prompt, 5], "mask": mask, "logprobs": [0.0] * len(mask)}
     part = {"type": "image_url", "image_url": {"url": "https://nowhere/a.png"}}
-    nodes = [
-        {
-            "message": {"role": "user", "content": [part]},
-            "token_ids": prompt,
-            "mask": [False] * len(prompt),
-            "multi_modal_data": {"mm_items": {"image": [arrays]}},
-        },
-        {
-            "parent": 0,
-            "sampled": True,
-            "message": {"role": "assistant"},
-            "token_ids": [5],
-            "mask": [True],
-        },
-    ]
-    made = to_trajectories([[sample], {"nodes": nodes}], processor())
+    sidecar = {"mm_items": {"image": [arrays]}}
+    asked = node(None, prompt, role="user", content=[part], multi_modal_data=sidecar)
+    nodes = [asked, node(0, [5], True)]
+    made = to_trajectories([[sample | {"mm_kwargs": encoded}], {"nodes": nodes}], processor())
     for episode in made:
         (found,) = samples_of(episode)
         assert np.array_equal(found.media[0].pixel_values, pixels) and mp.validate(found) == []
@@ -135,29 +99,9 @@ def test_pixels_in_place_of_pictures():
     known = {"https://nowhere/a.png": drawn(0)}
     (episode,) = to_trajectories([{"nodes": nodes}], processor(), media=known)
     assert samples_of(episode)[0].media[0].cache_key == shot.cache_key
-    del nodes[0]["multi_modal_data"]
+    del asked["multi_modal_data"]
     with pytest.raises(ArgumentError, match="is not among the media"):
         to_trajectories([{"nodes": nodes}], processor())
-
-
-@dataclasses.dataclass
-class SimpleEncoded:
-    dtype: str
-    shape: list
-    data: bytes
-
-
-def test_what_is_not_read_is_named():
-    given = simple()
-    given["nodes"][1]["advantages"] = [0.5, 0.5]
-    (episode,) = to_trajectories([given], processor())
-    assert episode.metadata["prime_rl"]["unread"] == ["advantages"]
-
-
-def changed(at, **fields):
-    given = simple()
-    given["nodes"][at] |= fields
-    return given
 
 
 @pytest.mark.parametrize(
@@ -165,72 +109,29 @@ def changed(at, **fields):
     [
         ({}, "has no nodes"),
         ({"nodes": simple()["nodes"][:1]}, "has no sampled node"),
-        (changed(1, token_ids=[]), "has no token_ids with a mask"),
-        (changed(1, mask=[True]), "has no token_ids with a mask"),
-        (changed(3, parent=9), "its parents lead to 9"),
-        (changed(1, parent=1), "its parents lead to 1"),
-        (changed(1, logprobs=[-1.0]), "logprobs has 1 values for 2 sampled tokens"),
-        (changed(1, reference_logprobs=[-1.0]), "reference_logprobs has 1 values"),
-        (changed(1, sampling_mask={"ids": [4], "counts": [1]}), "sampling_mask has 1 counts"),
-        (changed(1, sampling_mask={"ids": [4], "counts": [1, 0]}), "keeps no id at token 2"),
+        (simple(1, mask=[True]), "has no token_ids with a mask"),
+        (simple(3, parent=9), "its parents lead to 9"),
+        (simple(1, parent=1), "its parents lead to 1"),
+        (simple(1, logprobs=[-1.0]), "logprobs has 1 values for 2 sampled tokens"),
+        (simple(1, reference_logprobs=[-1.0]), "reference_logprobs has 1 values"),
+        (simple(1, sampling_mask={"ids": [4], "counts": [1]}), "sampling_mask has 1 counts"),
+        (simple(1, sampling_mask={"ids": [4], "counts": [1, 0]}), "keeps no id at token 2"),
         ([{"token_ids": [1, 2], "mask": [False, False]}], "a mask that holds a 1"),
-        (
-            [{"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0]}],
-            "logprobs has 1 values",
-        ),
+        ([{"token_ids": [1], "mask": [True], "logprobs": [0.0] * 2}], "logprobs has 2 values"),
         ("trace", "is of type str"),
         (None, "is None"),
     ],
 )
 def test_what_can_t_be_read_is_refused(rollout, message):
-    with pytest.raises(ArgumentError, match=message) as caught:
+    with pytest.raises(ArgumentError, match=rf"{message}.*Fix: "):
         to_trajectories([rollout], processor())
-    assert "Fix: " in str(caught.value)
 
 
 def test_arguments():
-    with pytest.raises(ArgumentError, match="rollouts is of type dict"):
-        to_trajectories(simple(), processor())
-    with pytest.raises(ArgumentError, match="media is of type list"):
-        to_trajectories([simple()], processor(), media=[])
-    with pytest.raises(ArgumentError, match="policy_versions has 2 entries"):
-        to_trajectories([simple()], processor(), policy_versions=[1, 2])
-
-
-# ---- verifiers' own classes ----------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=5)
-@given(trees())
-def test_verifiers_own_nodes(turns):
-    """The same through `MessageNode` and msgpack's form of it; its branches hold the same tokens."""
-    graph = pytest.importorskip("verifiers.v1.graph")
-    types = pytest.importorskip("verifiers.v1.types")
-    traces = pytest.importorskip("verifiers.v1.trace")
-    if not hasattr(types, "SamplingMask"):
-        pytest.skip("verifiers before 0.4")
-    given_trace = trace(turns)
-    nodes = []
-    for node in given_trace["nodes"]:
-        message = dict(node["message"])
-        kind = types.UserMessage if message.pop("role") == "user" else types.AssistantMessage
-        mask = node.get("sampling_mask")
-        fields = {k: v for k, v in node.items() if k not in ("message", "sampling_mask")}
-        nodes.append(
-            graph.MessageNode(
-                message=kind(**message),
-                sampling_mask=None if mask is None else types.SamplingMask(**mask),
-                **fields,
-            )
-        )
-    whole = SimpleNamespace(nodes=nodes, calls=[])
-    branched = traces.Trace.branches.fget
-    paths = branched(SimpleNamespace(nodes=nodes, calls=[], mm_token_type_id_map={}))
-    for form in (nodes, [n.model_dump(mode="python") for n in nodes]):
-        rollout = {"nodes": form, "calls": given_trace["calls"]}
-        (episode,) = to_trajectories([rollout], processor(), media=media_of(turns))
-        assert said(episode.turns) == said(turns)
-        for turn, told in zip(episode.turns, turns, strict=True):
-            assert turn.kept_ids == told.kept_ids
-    own = {tuple(p.token_ids) for p in paths}
-    assert own <= {tuple(t.input_ids.tolist()) for t in episode.turns} and whole.nodes
+    for rollouts, options, message in (
+        (simple(), {}, "rollouts is of type dict"),
+        ([simple()], {"media": []}, "media is of type list"),
+        ([simple()], {"policy_versions": [1, 2]}, "policy_versions has 2 entries"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            to_trajectories(rollouts, processor(), **options)

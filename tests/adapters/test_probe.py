@@ -1,27 +1,19 @@
-"""Sides of transformers models: healthy pairs of layouts and dtypes are alike, and faults are named where they are.
+"""Sides of transformers models: what is recorded, beside transformers' own `output_hidden_states` and logits.
 
-What is recorded is held against transformers' own `output_hidden_states` and logits.
+Healthy pairs of layouts and dtypes, and faults: tests/probe.
 """
-
-import copy
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from support.families import mixed_batch
 from support.models import small_model, with_pixels
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import (
-    attach,
-    is_attached,
-    model_inputs,
-    packed_logprobs,
-    probe_side,
-)
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
+from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.probe import probe_side
 from mmpack.adapters.transformers.probe_hooks import as_rows, plain_name
 from mmpack.probe.digest import FLOOR, digest, distance
 from mmpack.probe.places import places_of
@@ -44,25 +36,6 @@ def models():
     return get
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_layouts_and_dtypes_are_alike(models, name):
-    model, samples = models(name), mixed_batch(name)
-    packed = mp.probe.record(probe_side(model), samples)
-    for options in (
-        {"layout": "shared"},
-        {"layout": "padded", "attached": True},
-        {"layout": "padded_right"},
-        {"layout": "alone", "dtype": torch.bfloat16},
-        {"layout": "packed", "samples_per_batch": 2},
-    ):
-        report = mp.probe.run(packed, probe_side(model, **options), samples)
-        assert report.ok, (options, report.text())
-        assert report.only == ([], [])
-        assert len(report.modules) > 60
-    assert not is_attached(model)
-
-
 def test_a_side_may_run_its_samples_in_several_parts(models):
     model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
     own = probe_side(model)
@@ -74,9 +47,10 @@ def test_a_side_may_run_its_samples_in_several_parts(models):
     report = mp.probe.run(own, mp.probe.Side("in parts", in_parts), samples)
     assert report.ok and report.only == ([], []), report.text()
     strange = mp.probe.Side("strange", lambda given, recorder: own.run(samples, recorder))
+    other = [make_sample([("text", [1, 2]), ("response", [3])], "other")]
     with pytest.raises(mp.ArgumentError, match="none of those that are recorded"):
-        mp.probe.record(strange, [make_sample([("text", [1, 2]), ("response", [3])], "other")])
-    for given in (None, 5, mp.pack(samples), [mp.pack(samples)]):
+        mp.probe.record(strange, other)
+    for given in (None, mp.pack(samples), [mp.pack(samples)]):
         with pytest.raises(mp.ArgumentError, match="expected"):
             mp.probe.record(own, given)
 
@@ -114,73 +88,6 @@ def test_a_shared_row_is_recorded_for_every_sample(models):
     assert distance(first.values, digest(torch.from_numpy(pixels))).max() == 0
 
 
-def edit_weight(model):
-    weight = model.model.language_model.layers[1].self_attn.v_proj.weight
-    weight.data = weight.data.bfloat16().float()
-
-
-def edit_tower(model):
-    model.model.visual.blocks[1].attn.proj.weight.data[:, :16] *= 1.01
-
-
-def edit_theta(model):
-    model.model.language_model.rotary_emb.inv_freq.data[3] *= 1.01
-
-
-def edit_scale(model):
-    model.model.language_model.layers[1].self_attn.scaling *= 1.02
-
-
-def drop_rows(model):
-    """mRoPE's height and width take the temporal row, inside the rotary embedding."""
-    rotary = model.model.language_model.rotary_emb
-    own = rotary.forward
-    rotary.forward = lambda x, positions: own(x, positions[:1].expand(3, -1, -1))
-
-
-FAULTS = {
-    edit_weight: ("model.language_model.layers.1.self_attn.v_proj", "out", "this module"),
-    edit_tower: ("model.visual.blocks.1.attn.proj", "out", "this module"),
-    edit_theta: ("model.language_model.rotary_emb", "out", "plain text too"),
-    edit_scale: ("model.language_model.layers.1.self_attn.o_proj", "in", "attention"),
-    drop_rows: ("model.language_model.rotary_emb", "out", "kernel_positions"),
-}
-
-
-@pytest.mark.parametrize("edit", FAULTS, ids=lambda f: f.__name__)
-def test_faults_are_named_where_they_are(models, edit):
-    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
-    broken = copy.deepcopy(model)
-    edit(broken)
-    sides = probe_side(model, layout="packed"), probe_side(broken, layout="padded")
-    report = mp.probe.run(*sides, samples)
-    module, side, words = FAULTS[edit]
-    assert (report.first.module, report.first.side) == (module, side), report.text()
-    assert words in report.suggests
-    assert report.first.sample == "s0"
-    if edit is drop_rows:  # the first sample's picture begins at token 6
-        assert (report.first.token, report.first.modality) == (7, "image")
-
-
-def test_a_temperature_is_seen_at_the_logprobs_only(models):
-    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
-    report = mp.probe.run(probe_side(model), probe_side(model, temperature=1.01), samples)
-    assert report.first.module == "logprobs" and "temperature" in report.suggests
-
-
-def test_one_pixel_is_named_by_medium_and_row(models):
-    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
-    changed = mixed_batch("qwen2_5_vl")
-    for medium in (m for s in changed for m in s.media if m.media_id == "y"):
-        medium.pixel_values[5, 7] += 0.015  # one level of 255, normalised
-    a = mp.probe.record(probe_side(model), samples)
-    first = mp.probe.run(a, mp.probe.record(probe_side(model), changed)).first
-    assert (first.module, first.side) == ("model.visual.patch_embed.proj", "in")
-    assert (first.sample, first.medium, first.row, first.modality) == ("s0", 1, 5, "image")
-    span = next(s for s in samples[0].modality_spans if s.media_index == 1)
-    assert first.token == span.start + 1  # four patches per token
-
-
 def test_the_model_stays_as_it_was(models):
     model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
@@ -199,11 +106,9 @@ def test_the_model_stays_as_it_was(models):
     "options",
     [
         {"layout": "wide"},
-        {"layout": None},
         {"dtype": "float32"},
         {"dtype": torch.int8},
         {"temperature": 0},
-        {"samples_per_batch": 0},
         {"samples_per_batch": True},
         {"attached": False, "layout": "shared"},
         {"name": 3},
@@ -226,39 +131,7 @@ def test_names_lose_their_wrappers():
         assert plain_name(name) == "model.language_model.layers.3.self_attn.o_proj"
 
 
-def test_rows_are_found_on_any_axis():
-    x = torch.arange(24.0)
-    assert as_rows(x.view(1, 6, 4), 6, (6,)).shape == (6, 4)
-    assert as_rows(x.view(2, 3, 4), 6, (2, 3))[3].tolist() == [12, 13, 14, 15]
-    assert as_rows(x.view(3, 1, 2, 4), 2, (2,)).shape == (2, 12)
-    assert as_rows(torch.arange(18).view(3, 2, 3), 6, (2, 3))[1].tolist() == [1, 7, 13]
-    assert as_rows(x.view(4, 6), 5, (5,)) is None
-
-
-def test_attention_weights_are_no_rows(models):
-    """transformers' eager attention returns them beside its output: their columns are keys, which padding moves."""
-    model, samples = copy.deepcopy(models("qwen2_5_vl")), mixed_batch("qwen2_5_vl")
-    model.set_attn_implementation("eager")
-    sides = [probe_side(model, layout=layout, attached=False) for layout in ("alone", "padded")]
-    report = mp.probe.run(*sides, samples)
-    assert report.ok, report.text()
-
-
-def test_what_scales_an_output_between_two_modules_is_named(models):
-    """An MLP's output is its last product's on one side, another tensor on the other."""
-    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")
-    broken = copy.deepcopy(model)
-    mlp = broken.model.language_model.layers[1].mlp
-    own = mlp.forward
-    mlp.forward = lambda x: own(x) * 1.001
-    sides = probe_side(model), probe_side(broken, layout="padded")
-    for pair in (sides, sides[::-1]):
-        report = mp.probe.run(*pair, samples)
-        assert report.first.name == "model.language_model.layers.1.mlp<out", report.text()
-        assert report.first.after.startswith("model.language_model.layers.1.mlp.down_proj")
-        assert report.only == ([], [])
-
-
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tower_rows_stand_in_the_order_of_pixels(models, name):
     """What the merger made of a medium is what transformers hands on, row by row: also of Qwen2.5-VL's windows."""
@@ -304,29 +177,6 @@ def test_a_patch_is_the_token_that_it_is_merged_into():
         assert found == [*tile, *(4 + t for t in tile)]
 
 
-def test_inference_mode_runs(models):
-    model, samples = models("qwen2_5_vl"), mixed_batch("qwen2_5_vl")[:2]
-    with torch.inference_mode():
-        report = mp.probe.run(probe_side(model), probe_side(model, layout="padded"), samples)
-    assert report.ok, report.text()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.17"),
-    reason="its own linear attention rounds more in bfloat16",
-)
-def test_layouts_of_linear_attention_are_alike(models):
-    """One noisy pass may miss what a gated norm of a row that nearly cancels makes of rounding."""
-    model, samples = models("qwen3_5"), mixed_batch("qwen3_5")
-    contract = mp.probe.Contract(passes=2)
-    packed = mp.probe.record(probe_side(model), samples, passes=contract.passes)
-    assert any("linear_attn.out_proj" in name for name in packed.entries)
-    for options in ({"layout": "shared"}, {"layout": "alone", "dtype": torch.bfloat16}):
-        report = mp.probe.run(packed, probe_side(model, **options), samples, contract=contract)
-        assert report.ok and report.only == ([], []), (options, report.text())
-
-
 @pytest.mark.parametrize(
     ("sizes", "found"),
     [
@@ -354,22 +204,3 @@ def test_rows_by_their_axes(sizes, found):
     assert (rows is not None) is found
     if found:
         assert torch.equal(rows, number[:, None].expand(rows.shape))
-
-
-def test_modules_without_rows_that_can_be_told_are_named(monkeypatch):
-    from mmpack.adapters.transformers import probe_hooks
-
-    real = probe_hooks.as_rows
-    monkeypatch.setattr(
-        probe_hooks, "as_rows", lambda t, *a: None if t.shape[-1] == 77 else real(t, *a)
-    )
-    samples, model = mixed_batch("qwen2_5_vl"), small_model("qwen2_5_vl")
-    layer = model.model.language_model.layers[0].mlp
-    width = layer.gate_proj.in_features
-    layer.gate_proj, layer.up_proj = (torch.nn.Linear(width, 77, bias=False) for _ in range(2))
-    layer.down_proj = torch.nn.Linear(77, width, bias=False)
-    sides = [probe_side(model, name, layout="packed") for name in "ab"]
-    report = mp.probe.run(*sides, samples)
-    assert report.ok
-    (note,) = [line for line in report.notes if "can't be told" in line]
-    assert "layers.0.mlp" in note and note.endswith("not compared")

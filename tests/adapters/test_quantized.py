@@ -7,7 +7,8 @@ from support.float64 import assert_as_exact_as_separate, exact, separate
 from support.models import logprobs_and_gradients, small_model
 from transformers import BitsAndBytesConfig
 
-from mmpack.adapters.transformers import attach, version_of
+from mmpack.adapters.transformers import attach
+from mmpack.adapters.transformers.prefix import version_of
 from mmpack.contracts import TOLERANCES
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")

@@ -23,22 +23,13 @@ from mmpack.adapters.ray_blobs import RayBlobs, _holder
 from mmpack.blobs import BlobFolder, take
 from mmpack.errors import BackendError, BlobError, UnwrittenWarning
 
-pytestmark = [pytest.mark.plane, pytest.mark.slow]
+pytestmark = [pytest.mark.plane, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 SIZE = pixels(0).nbytes
 LARGE = 2**20  # bytes, of media that can be told from what else is in Ray's store
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(
-        num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-def store():
+def store(ray_cluster):
     with RayBlobs(10 * SIZE) as made:
         yield made
 
@@ -75,21 +66,15 @@ def within(seconds, holds):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bfloat16])
 def test_packs_in_another_process_are_the_same_bits(dtype):
-    samples = with_pixels(
-        [
-            make_sample(
-                [("text", [1, 2]), ("image", (1, 4, 4), f"p{k // 2}"), ("response", [5, 6 + k])],
-                f"s{k}",
-            )
-            for k in range(4)
-        ]
-    )
+    parts = [("text", [1, 2]), ("image", (1, 4, 4), "p0"), ("response", [5, 6])]
+    other = [("image", (1, 4, 4), "p1"), ("response", [7])]
+    samples = with_pixels([make_sample(p, f"s{k}") for k, p in enumerate((parts, parts, other))])
     for sample in samples:
         for medium in sample.media:
             medium.pixel_values = torch.as_tensor(200 * medium.pixel_values).to(dtype)
     with RayBlobs(2**20) as store:
         lean = take(samples, store)
-        assert (store.stats.written, store.stats.known, len(store)) == (2, 2, 2)
+        assert (store.stats.written, store.stats.known, len(store)) == (2, 1, 2)
         assert all(m.pixel_values is None for s in lean for m in s.media)
         assert_same(mp.pack(lean, media=store), mp.pack(samples))
         there, read = ray.get(Other.remote(store).batch.remote(lean))
@@ -119,24 +104,19 @@ def test_reading_copies_nothing_and_nobody_writes(store):
 def test_who_needs_room_takes_what_nobody_holds_the_oldest_first(store):
     for i in range(10):
         store.put(key(i), pixels(i))
-    with pytest.raises(BlobError, match=f"{10 * SIZE} of {10 * SIZE} are in use") as caught:
+    with pytest.raises(BlobError, match=f"{10 * SIZE} of {10 * SIZE} are in use.*MM503"):
         store.put(key(10), pixels(10))
-    assert caught.value.code == "MM503" and key(10) not in store
     store.release([key(i) for i in range(3)])
     assert np.array_equal(store[key(0)], pixels(0))  # used, so key(1) is the oldest
     assert store.put(key(10), pixels(10))
-    assert key(1) not in store and set(store) == {key(i) for i in range(11)} - {key(1)}
+    assert set(store) == {key(i) for i in range(11)} - {key(1)}
     with store.hold([key(0)]):
         store.put(key(11), pixels(11))
         assert key(0) in store and key(2) not in store
         with pytest.raises(BlobError, match="MM503"):
             store.put(key(12), pixels(12))
-    with (
-        pytest.raises(BlobError, match="is not in the store") as caught,
-        store.hold([key(0), key(1)]),
-    ):
-        pass
-    assert caught.value.code == "MM404"
+    with pytest.raises(BlobError, match=r"is not in the store.*MM404"):
+        store.keep([key(0), key(1)])
     store.put(key(12), pixels(12))  # nothing of the failed hold stayed
     assert key(0) not in store
 
@@ -203,15 +183,6 @@ def test_damaged_pixels_are_named_and_can_be_put_again(store):
         store.put(key(i), pixels(i))
 
 
-def test_who_read_damaged_pixels_does_not_discard_those_put_since(store):
-    put_damaged(store, 1)
-    stale = store._ask("find", key(1))
-    store._discard(key(1), stale)
-    store.put(key(1), pixels(1))
-    store._discard(key(1), stale)
-    assert np.array_equal(store[key(1)], pixels(1))
-
-
 def test_a_source_is_asked_for_what_is_not_here_or_damaged(tmp_path):
     far = BlobFolder(tmp_path)
     for i in range(4):
@@ -245,6 +216,8 @@ def used():
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Maker:
+    """Ray's workers don't import tests, so they are handed the keys."""
+
     def __init__(self, keys):
         self.store = RayBlobs(20 * LARGE)
         for i, name in enumerate(keys):
@@ -254,9 +227,9 @@ class Maker:
         return os.getpid(), self.store
 
 
-def test_nothing_stays_when_its_maker_is_killed():
+def test_nothing_stays_when_its_maker_is_killed_or_all_have_closed_it():
     assert within(30, lambda: used() < 2 * LARGE)
-    maker = Maker.remote([key(i) for i in range(16)])  # Ray's workers don't import tests
+    maker = Maker.remote([key(i) for i in range(16)])
     pid, store = ray.get(maker.handed.remote())
     assert len(store) == 16 and within(30, lambda: used() > 15 * LARGE)
     held = store[key(5)]
@@ -275,9 +248,6 @@ def test_nothing_stays_when_its_maker_is_killed():
     del held
     store.close()
     assert within(60, lambda: used() < 2 * LARGE)
-
-
-def test_nothing_stays_when_all_have_closed_it():
     with RayBlobs(20 * LARGE) as store:
         for i in range(16):
             store.put(key(i), np.full((1, LARGE), i, np.uint8))
@@ -287,27 +257,23 @@ def test_nothing_stays_when_all_have_closed_it():
     assert within(60, lambda: used() < 2 * LARGE)
 
 
-def test_what_is_refused(store):
-    with pytest.raises(mp.ArgumentError, match="'a' is not a cache key"):
-        store.put("a", pixels(1))
-    with pytest.raises(mp.ArgumentError, match="float32 \\[64\\]"):
-        store.put(key(1), pixels(1)[0])
+def test_what_is_refused(store, monkeypatch):
     store.put(key(1), pixels(1))
-    with pytest.raises(
-        mp.ArgumentError, match=r"float32 \[4, 64\] in the store, but uint8 \[4, 64\] now"
+    for call, said in (
+        (lambda: store.put("a", pixels(1)), "'a' is not a cache key"),
+        (lambda: store.put(key(1), pixels(1)[0]), r"float32 \[64\]"),
+        (
+            lambda: store.put(key(1), pixels(1).astype(np.uint8)),
+            "float32 .* in the store, but uint8",
+        ),
+        (lambda: RayBlobs(2**40), "this node's object store has"),
+        (lambda: RayBlobs(0), "max_bytes"),
+        (lambda: RayBlobs(1, source=[]), "source is list"),
     ):
-        store.put(key(1), pixels(1).astype(np.uint8))
+        with pytest.raises(mp.ArgumentError, match=said):
+            call()
     store.release()
     assert store.remove([key(1)]) == 1  # what was refused holds nothing
-    with pytest.raises(mp.ArgumentError, match="this node's object store has"):
-        RayBlobs(2**40)
-    with pytest.raises(mp.ArgumentError, match="max_bytes"):
-        RayBlobs(0)
-    with pytest.raises(mp.ArgumentError, match="source is list"):
-        RayBlobs(1, source=[])
-
-
-def test_without_ray(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(BackendError, match="Ray is not started"):
         RayBlobs(1)

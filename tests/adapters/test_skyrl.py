@@ -4,17 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.recorded_trees import chains, drawn, parents, processor, said, skyrl_output, trees
-from support.trajectories import scored_of_samples, scored_of_turns
+from support.recorded_trees import drawn, processor, skyrl_output, turn_of
 
 import mmpack as mp
 from mmpack.adapters.skyrl import to_trajectories
 from mmpack.errors import ArgumentError
 from mmpack.schema.spans import Score
-from mmpack.trajectory import branches, trajectory_groups
 from mmpack.trajectory import to_samples as samples_of
+from mmpack.trajectory import trajectory_groups
 
 
 @dataclasses.dataclass
@@ -25,55 +22,14 @@ class TrajectoryID:
     repetition_id: int
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(trees(pictures=False), min_size=1, max_size=2))
-def test_step_wise_rows_come_back_as_they_were(episodes):
-    output = skyrl_output(episodes)
-    made = to_trajectories(output, processor(), policy_versions=["v3"] * len(output["rewards"]))
-    assert [t.trajectory_id for t in made] == [f"task_{e}" for e in range(len(episodes))]
-    assert {t.group_id for t in made} == {"task"}
-    for episode, turns in zip(made, episodes, strict=True):
-        assert said(episode.turns) == said(turns)
-        assert [b.parent for b in branches(episode)] == parents(turns)
-        samples = samples_of(episode)
-        assert len(samples) == len(chains(turns))
-        assert scored_of_samples(samples) == scored_of_turns(turns)
-        assert episode.rewards == [Score("reward", 1.0)]
-        for turn, told in zip(episode.turns, turns, strict=True):
-            assert np.array_equal(turn.routed_experts[:-1], told.routed_experts[:-1])
-            assert turn.policy_versions[0].version == "v3"
-    assert mp.validate([s for e in made for s in samples_of(e)]) == []
-
-
-def merged(output, rows):
-    """As `merge_stepwise_output` joins rows that go on from each other: observations have mask 0."""
-    prompt, first = output["prompt_token_ids"], rows[0]
-    response, mask, logprobs = [], [], []
-    for k in rows:
-        seen = len(prompt[first]) + len(response)
-        new = prompt[k][seen:] if k != first else []
-        response += [*new, *output["response_ids"][k]]
-        mask += [0] * len(new) + output["loss_masks"][k]
-        logprobs += [0.0] * len(new) + output["rollout_logprobs"][k]
-    return prompt[first], response, mask, logprobs
-
-
-@settings(deadline=None, max_examples=30)
-@given(trees(pictures=False))
-def test_merged_rows_are_the_same_trajectory(turns):
-    output = skyrl_output([turns])
-    parts = [merged(output, chain) for chain in chains(turns)]
-    count = len(parts)
-    names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs")
-    short = dict(zip(names, map(list, zip(*parts, strict=True)), strict=True))
-    short |= {
-        "rewards": [0.0] * (count - 1) + [1.0],
-        "is_last_step": [False] * (count - 1) + [True],
-        "trajectory_ids": [TrajectoryID("task", 0)] * count,
-    }
-    (whole,), (episode,) = (to_trajectories(o, processor()) for o in (output, short))
-    assert sorted(said(episode.turns)) == sorted(said(whole.turns))
-    assert scored_of_samples(samples_of(episode)) == scored_of_turns(turns)
+def test_step_wise_rows_of_several_episodes():
+    turns = [turn_of(([1, 2], []), [3, 4], 0), turn_of(([1, 2, 3, 4, 5], []), [6], 1)]
+    output = skyrl_output([turns, turns[:1]])
+    made = to_trajectories(output, processor(), policy_versions=["v3"] * 3)
+    assert [(t.trajectory_id, t.group_id) for t in made] == [("task_0", "task"), ("task_1", "task")]
+    assert [len(t.turns) for t in made] == [2, 1]
+    assert [t.rewards for t in made] == [[Score("reward", 1.0)]] * 2
+    assert {v.version for e in made for t in e.turns for v in t.policy_versions} == {"v3"}
 
 
 def flat(**fields):
@@ -94,21 +50,18 @@ def test_flat_rows_are_episodes():
     assert made[0].group_id == made[1].group_id and made[1].trajectory_id.endswith("/1")
     assert [e.rewards for e in made] == [[Score("reward", 1.0)], [Score("reward", 0.0)]]
     assert [e.turns[-1].finish_reason for e in made] == ["stop", "length"]
-    assert made[0].turns[-1].metadata["skyrl"] == {
-        "stop_reason": "stop",
-        "env_metrics": {"steps": 2},
-    }
+    about = {"stop_reason": "stop", "env_metrics": {"steps": 2}}
+    assert made[0].turns[-1].metadata["skyrl"] == about
     assert mp.validate([s for e in made for s in samples_of(e)]) == []
-    named = to_trajectories(
-        flat(trajectory_ids=[TrajectoryID("a", 0), TrajectoryID("b", 0)]), processor()
-    )
+    named = to_trajectories(flat(trajectory_ids=TWO), processor())
     assert [(e.trajectory_id, e.group_id) for e in named] == [("a_0", "a"), ("b_0", "b")]
     # the same name twice: numbered
     named = to_trajectories(flat(trajectory_ids=[TrajectoryID("a", 0)] * 2), processor())
     assert [e.trajectory_id for e in named] == ["a/0", "a/1"]
 
 
-def test_rewards_per_token():
+def test_rewards_of_tokens_and_of_steps():
+    """SkyRL's trainer takes the last step's alone; the others keep their name."""
     given = flat(rewards=[[0.0, 0.5, 0.25, 1.0], [0.0, 0.0]])
     first, second = to_trajectories(given, processor())
     assert [(s.name, s.scope, s.value) for t in first.turns for s in t.rewards] == [
@@ -117,79 +70,55 @@ def test_rewards_per_token():
         ("reward", {"span": [5, 6]}, 1.0),
     ]
     assert second.turns[0].rewards is None
-    samples = [s for e in (first, second) for s in samples_of(e)]
-    assert trajectory_groups(samples).rewards.tolist() == [1.75, 0.0] and mp.validate(samples) == []
-
-
-def test_rewards_of_steps():
-    """SkyRL's trainer takes the last step's alone; the others keep their name."""
-    steps = flat(
-        prompt_token_ids=[[1, 2], [1, 2, 3, 4, 9, 5, 8]],
-        rewards=[0.25, 1.0],
-        is_last_step=[False, True],
-    )
+    steps = flat(rewards=[0.25, 1.0], is_last_step=[False, True])
+    steps["prompt_token_ids"] = [[1, 2], [1, 2, 3, 4, 9, 5, 8]]
     (episode,) = to_trajectories(steps, processor())
-    samples = samples_of(episode)
-    assert trajectory_groups(samples).rewards.tolist() == [1.25]
     weights = {"reward": 1.0, "step_reward": 0.0}
-    assert trajectory_groups(samples, weights=weights).rewards.tolist() == [1.0]
+    for given, total in ((None, 1.25), (weights, 1.0)):
+        found = trajectory_groups(samples_of(episode), weights=given)
+        assert found.rewards.tolist() == [total]
     steps["rewards"] = [[0.0, 0.25, 0.0, 0.0], [0.0, 1.0]]
     (episode,) = to_trajectories(steps, processor())
     names = [[s.name for s in t.rewards or ()] for t in episode.turns]
     assert names == [["step_reward"], [], ["reward"]]
 
 
-def test_an_appended_end_and_filtered_rows():
+def test_an_appended_end_filtered_rows_and_pixels():
     """A stop string's end token has mask 0, and a row that was too long has no mask at all."""
-    given = flat(loss_masks=[[1, 1, 0, 0], [0, 0]], rewards=[1.0, 0.0])
-    first, second = to_trajectories(given, processor())
+    first, second = to_trajectories(flat(loss_masks=[[1, 1, 0, 0], [0, 0]]), processor())
     assert [t.response_ids.tolist() for t in first.turns] == [[3, 4]]
     (turn,) = second.turns
     assert turn.response_ids.tolist() == [6, 7] and turn.loss_spans == []
-    assert samples_of(second)[0].num_loss_tokens == 0
-
-
-def test_pixels_and_pictures():
     shot = processor().medium(drawn(0))
     prompt = [1, 151652, *[151655] * shot.num_tokens, 151653]
-    given = flat(
-        prompt_token_ids=[prompt, [1, 2]],
-        pixel_values=[shot.pixel_values, None],
-        image_grid_thw=[np.array([shot.grid_thw]), None],
-    )
+    grids = [np.array([shot.grid_thw]), None]
+    given = flat(prompt_token_ids=[prompt, [1, 2]], image_grid_thw=grids)
+    given["pixel_values"] = [shot.pixel_values, None]
     first, _ = to_trajectories(given, processor())
     assert np.array_equal(first.turns[0].media[0].pixel_values, shot.pixel_values)
     first, _ = to_trajectories(given, processor(), images=[[drawn(0)], None])
     assert first.turns[0].media[0].cache_key == shot.cache_key
 
 
+TWO = [TrajectoryID("a", 0), TrajectoryID("b", 0)]
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("given", "message"),
     [
-        ({"rewards": None}, "output has no rewards"),
-        ({"rewards": [1.0]}, "rewards has 1 entries for 2 rows"),
-        ({"rewards": ["1", 0.0]}, "rewards is of type str"),
-        ({"response_ids": 3}, "response_ids is of type int"),
-        ({"loss_masks": [[1], [1]]}, "mask has shape"),
-        ({"is_last_step": [True, False]}, "rows 1 to 1 have no last step"),
-        (
-            {
-                "is_last_step": [False, True],
-                "trajectory_ids": [TrajectoryID("a", 0), TrajectoryID("b", 0)],
-            },
-            "have several trajectory_ids",
-        ),
-        ({"rollout_expert_indices": [[1], [1]]}, "values is"),
+        (flat(rewards=None), "output has no rewards"),
+        (flat(rewards=[1.0]), "rewards has 1 entries for 2 rows"),
+        (flat(rewards=["1", 0.0]), "rewards is of type str"),
+        (flat(response_ids=3), "response_ids is of type int"),
+        (flat(loss_masks=[[1], [1]]), "mask has shape"),
+        (flat(is_last_step=[True, False]), "rows 1 to 1 have no last step"),
+        (flat(is_last_step=[False, True], trajectory_ids=TWO), "have several trajectory_ids"),
+        (flat(rollout_expert_indices=[[1], [1]]), "values is"),
+        ([], "output is of type list"),
     ],
 )
-def test_what_can_t_be_read_is_refused(change, message):
-    with pytest.raises(ArgumentError, match=message) as caught:
-        to_trajectories(flat(**change), processor())
-    assert "Fix: " in str(caught.value)
-
-
-def test_arguments():
-    with pytest.raises(ArgumentError, match="output is of type list"):
-        to_trajectories([], processor())
+def test_what_can_t_be_read_is_refused(given, message):
+    with pytest.raises(ArgumentError, match=rf"{message}.*Fix: "):
+        to_trajectories(given, processor())
     with pytest.raises(ArgumentError, match="images has 1 entries"):
         to_trajectories(flat(), processor(), images=[[]])

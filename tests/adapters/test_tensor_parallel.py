@@ -57,12 +57,11 @@ def template():
 
 def made(tied=False, bias=False):
     model = copy.deepcopy(template()).to(here())
+    if bias:
+        values = torch.linspace(-1, 1, model.lm_head.out_features, device=here())
+        model.lm_head.bias = torch.nn.Parameter(values)
     if tied:
         model.lm_head.weight = model.get_input_embeddings().weight
-    if bias:
-        model.lm_head.bias = torch.nn.Parameter(
-            torch.linspace(-1, 1, model.lm_head.out_features, device=here())
-        )
     return model
 
 
@@ -183,14 +182,7 @@ def check_two(rank, ranks, folder):
         block,
         names | {"packed_logprobs": packed_logprobs},
     )
-    hooks = list(model.lm_head._forward_hooks)
     check(model, "parallelize_module")
-    assert list(model.lm_head._forward_hooks) == hooks
-    ids = batch.input_ids[None, :4]
-    with torch.no_grad():  # its own forward is as it was: a part of the vocabulary
-        logits = model(input_ids=ids).logits
-        whole = made()(input_ids=ids).logits
-    assert (logits - whole.chunk(ranks, -1)[rank]).abs().max() <= 1e-4
 
     for style in (
         ColwiseParallel(output_layouts=Replicate()),
@@ -206,17 +198,12 @@ def check_two(rank, ranks, folder):
     )
 
     plain, batch = batch, replayed_batches()[0]
-    (wanted_loss,), wanted = in_one_process(made(), [batch])
-    model = made()
-    split_layers(model, mesh)
-    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
-    check(model, "kept ids and teachers")
-    batch = plain
-
     (wanted_loss,), wanted = in_one_process(made(bias=True), [batch])
     model = made(bias=True)
+    split_layers(model, mesh)
     parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
-    check(model, "bias")
+    check(model, "kept ids and teachers, bias")
+    batch = plain
 
     (wanted_loss,), wanted = in_one_process(made(tied=True), [batch])
     model = made(tied=True)
@@ -225,19 +212,16 @@ def check_two(rank, ranks, folder):
     model.lm_head.weight = model.get_input_embeddings().weight  # one parameter again
     check(model, "tied")
 
-    model = made()
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach()[:-1].clone())
-    parallelize_module(model, mesh, {"lm_head": ColwiseParallel()})
-    with attach(model), pytest.raises(mp.ModelError, match=r"2 ranks don't divide the head's \d+"):
-        packed_logprobs(model, batch)
-    model = made()
-    parallelize_module(model, mesh, {"lm_head": RowwiseParallel(input_layouts=Replicate())})
-    with attach(model), pytest.raises(mp.ModelError, match="which splits the vocabulary"):
-        packed_logprobs(model, batch)
-    model = made()
-    parallelize_module(model, mesh, {"lm_head": ColwiseParallel(input_layouts=Shard(1))})
-    with attach(model), pytest.raises(mp.ModelError, match=r"the head gets \d+ of the batch's"):
-        packed_logprobs(model, batch)
+    odd = made()
+    odd.lm_head.weight = torch.nn.Parameter(odd.lm_head.weight.detach()[:-1].clone())
+    for model, style, match in (
+        (odd, ColwiseParallel(), r"2 ranks don't divide the head's \d+"),
+        (made(), RowwiseParallel(input_layouts=Replicate()), "which splits the vocabulary"),
+        (made(), ColwiseParallel(input_layouts=Shard(1)), r"the head gets \d+ of the batch's"),
+    ):
+        parallelize_module(model, mesh, {"lm_head": style})
+        with attach(model), pytest.raises(mp.ModelError, match=match):
+            packed_logprobs(model, batch)
     with pytest.raises(mp.ModelError, match="forward of its own, and its vocabulary is split"):
         heads.refuse_split(model.lm_head)
 

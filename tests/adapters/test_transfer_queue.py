@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transfer_queue")
-import ray
-import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
-from support.samples import full_sample, make_sample
+from support.batch_tensors import assert_same
+from support.pictured import pictured
+from support.samples import make_sample
 from transfer_queue.utils import serial_utils
 
 import mmpack as mp
@@ -18,24 +18,10 @@ pytestmark = [pytest.mark.plane, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def queue():
-    """One storage unit; processors are counted, not used."""
-    ray.init(
-        num_cpus=4, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False
-    )
+def queue(ray_cluster):
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     yield
     tq.close()
-    ray.shutdown()
-
-
-def pictured(count=3):
-    made = [full_sample(f"s{i}", seed=i) for i in range(count)]
-    rng = np.random.default_rng(0)
-    for sample in made:
-        for medium in sample.media:
-            medium.pixel_values = rng.random((medium.num_patches, 1176), np.float32)
-    return made
 
 
 def test_samples_leave_as_they_came():
@@ -60,20 +46,11 @@ def test_samples_leave_as_they_came():
 
 def test_rewards_come_later_and_a_consumer_plans_and_packs():
     rng = np.random.default_rng(0)
-    samples = [
-        make_sample(
-            [
-                ("text", [1, 2, 3 + i // 3]),
-                ("image", (1, 4, 4), f"p{i // 3}"),
-                ("response", [7] * (2 + i)),
-            ],
-            sample_id=f"a{i}",
-            group_id=f"g{i // 3}",
-        )
-        for i in range(6)
-    ]
-    for s in samples:
-        s.media[0].pixel_values = np.full((16, 1176), 0.5, np.float32)
+    samples = []
+    for i in range(6):
+        picture = [("text", [1, 2, 3 + i // 3]), ("image", (1, 4, 4), f"p{i // 3}")]
+        samples.append(make_sample([*picture, ("response", [7] * (2 + i))], f"a{i}", f"g{i // 3}"))
+        samples[i].media[0].pixel_values = np.full((16, 1176), 0.5, np.float32)
     put(samples[:4], "step")
     put(samples[4:], "step")
     assert take("step", 6, "trainer", ["rewards", "advantage"]) == ([], {"advantage": []})
@@ -91,20 +68,13 @@ def test_rewards_come_later_and_a_consumer_plans_and_packs():
     assert take("step", 6, "trainer", columns)[0] == []
     everything, own = take("step", 6, "another task", columns)
     assert sorted(s.sample_id for s in everything) == names
-    for sample in everything:
-        i = names.index(sample.sample_id)
-        samples[i].rewards, samples[i].rollout_logprobs = scores[i], logprobs[i]
-        assert sample == samples[i]
-    plan = mp.plan(everything, max_tokens=64, share_prefix=True)
-    for members in plan.bins:
-        ours = [samples[names.index(everything[i].sample_id)] for i in members]
-        made = mp.pack([everything[i] for i in members], share_prefix=True)
-        wanted = mp.pack(ours, share_prefix=True)
-        assert torch.equal(made.input_ids, wanted.input_ids)
-        assert torch.equal(made.pixel_values, wanted.pixel_values)
-        assert torch.equal(
-            made.loss_columns["rollout_logprobs"], wanted.loss_columns["rollout_logprobs"]
-        )
+    for i, sample in enumerate(samples):
+        sample.rewards, sample.rollout_logprobs = scores[i], logprobs[i]
+    ours = [samples[names.index(s.sample_id)] for s in everything]
+    assert everything == ours
+    for members in mp.plan(everything, max_tokens=64, share_prefix=True).bins:
+        made, wanted = (mp.pack([of[i] for i in members]) for of in (everything, ours))
+        assert_same(made, wanted)
 
 
 def test_replayed_columns_may_come_later():
@@ -145,16 +115,13 @@ def test_pixels_cross_as_they_lie_in_memory(monkeypatch):
 
 def test_what_is_not_there():
     put(pictured(1), "known")
-    with pytest.raises(
-        mp.ArgumentError, match=r"get: rewards_of_mine is not there for all 1 samples"
+    lost = r"is not in partition 'known'"
+    for call, said in (
+        (lambda: get(["s0"], "known", ["mine"]), "get: mine is not there for all 1 samples"),
+        (lambda: get(["s0", "x"], "known"), f"get: sample 'x' {lost}"),
+        (lambda: put_columns(["x"], "known", {"turn": [1]}), f"put_columns: sample 'x' {lost}"),
+        (lambda: put_columns(["s0"], "known", {"turn": [1, 2]}), "turn has 2 values for 1 samples"),
     ):
-        get(["s0"], "known", ["rewards_of_mine"])
-    with pytest.raises(mp.ArgumentError, match="get: sample 'x' is not in partition 'known'"):
-        get(["s0", "x"], "known")
-    with pytest.raises(
-        mp.ArgumentError, match="put_columns: sample 's0' is not in partition 'none'"
-    ):
-        put_columns(["s0"], "none", {"turn": [1]})
-    with pytest.raises(mp.ArgumentError, match="turn has 2 values for 1 samples"):
-        put_columns(["s0"], "known", {"turn": [1, 2]})
+        with pytest.raises(mp.ArgumentError, match=said):
+            call()
     assert take("none", 4, "trainer") == ([], {}) and get([], "known") == ([], {})

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.models import relative_difference, small_model
+from accelerate import PartialState
+from support.models import relative_difference
 from support.samples import make_sample
 from support.trl_trainers import datasets, make_trainer, rows_of, small_processor, trl
 from transformers import TrainerCallback
@@ -18,13 +19,9 @@ from trl.experimental.async_grpo import (
 from trl.experimental.async_grpo.async_rollout_worker import RolloutGroup, _AsyncRolloutLoop
 
 import mmpack as mp
-from mmpack.adapters.trl import (
-    MmpackAsyncGRPO,
-    SampleWorker,
-    loss_columns,
-    to_rollouts,
-    to_samples,
-)
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.trl import MmpackAsyncGRPO, to_samples
+from mmpack.adapters.trl.async_grpo import SampleWorker, to_rollouts
 from mmpack.demo.chat_templates import QWEN2_5_VL
 from mmpack.errors import ArgumentError, BackendError
 
@@ -64,57 +61,27 @@ class NoTransfer:
         self.names = [name for name, _ in iterator]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    small_model("qwen2_5_vl", factor=2).save_pretrained(folder)
-    return folder
-
-
-SETTINGS = {
-    "per_device_train_batch_size": 4,
-    "max_steps": STEPS,
-    "learning_rate": 0.05,
-    "lr_scheduler_type": "constant",
-    "optim": "sgd",
-    "logging_steps": 1,
-    "use_cpu": True,
-    "bf16": False,
-    "save_strategy": "no",
-    "report_to": [],
-    "disable_tqdm": True,
-    "max_grad_norm": 0.0,
-}
-
-
-def asynchronous(checkpoint, tmp_path, worker, **settings):
-    return Asynchronous(
-        model=str(checkpoint),
-        args=AsyncGRPOConfig(output_dir=str(tmp_path), **(SETTINGS | settings)),
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"]}),
-        processing_class=small_processor().tokenizer,
-        rollout_worker=worker,
-        weight_transfer=NoTransfer(),
-    )
+SETTINGS = {"per_device_train_batch_size": 4, "max_steps": STEPS, "learning_rate": 0.05}
+SETTINGS |= {"lr_scheduler_type": "constant", "optim": "sgd", "logging_steps": 1}
+SETTINGS |= {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "max_grad_norm": 0.0}
 
 
 @pytest.mark.slow
-def test_two_steps_are_those_of_synchronous_grpo(checkpoint, tmp_path, monkeypatch):
+def test_two_steps_are_those_of_synchronous_grpo(small_checkpoint, tmp_path, monkeypatch):
     # it asks CUDA for the name of the device, and has None for those that it does not know
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *args: None)
     processor = small_processor()
     processor.chat_template = processor.chat_template or QWEN2_5_VL
     rows = rows_of((8,))
-    options = {k: v for k, v in SETTINGS.items() if k not in ("use_cpu", "bf16")}
     stock = make_trainer(
         Synchronous,
-        checkpoint,
+        small_checkpoint,
         tmp_path / "stock",
         rows,
         processor,
         num_iterations=STEPS,
         loss_type="bnpo",
-        **options,
+        **SETTINGS,
     )
     for name, parameter in stock.model.named_parameters():
         parameter.requires_grad_("visual" not in name)
@@ -141,7 +108,14 @@ def test_two_steps_are_those_of_synchronous_grpo(checkpoint, tmp_path, monkeypat
     for _ in range(STEPS):
         for rollout in to_rollouts(samples, 1, 0, advantages):
             worker.rollout_buffer.put(rollout)
-    own = asynchronous(checkpoint, tmp_path / "own", worker)
+    own = Asynchronous(
+        model=str(small_checkpoint),
+        args=AsyncGRPOConfig(str(tmp_path / "own"), use_cpu=True, bf16=False, **SETTINGS),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"]}),
+        processing_class=small_processor().tokenizer,
+        rollout_worker=worker,
+        weight_transfer=NoTransfer(),
+    )
     found = Gradients()
     own.add_callback(found)
     own.train()
@@ -181,6 +155,7 @@ def test_advantages_and_metrics_are_those_of_trl_s_worker():
     by_name = {
         n: [r.value for s in samples for r in s.rewards if r.name == n] for n in ("exact", "format")
     }
+    PartialState()  # which TRL's logger asks for
     loop = SimpleNamespace(
         reward_funcs=[lambda name=name, **kwargs: by_name[name] for name in by_name],
         reward_func_names=list(by_name),
@@ -188,20 +163,17 @@ def test_advantages_and_metrics_are_those_of_trl_s_worker():
         _provides_rollout_reward=False,
     )
     sequence = SimpleNamespace(input_ids=[1], completion_mask=[1], old_log_probs=[0.0])
-    n = len(samples)
-    group = RolloutGroup(
-        prompts=[[]] * n,
-        reward_kwargs={},
-        completions=[[]] * n,
-        completions_ids=[[]] * n,
-        completions_sequences=[[sequence]] * n,
-        tool_call_counts=[0] * n,
-        tool_failure_counts=[0] * n,
-        model_version=7,
-        group_id=3,
-        env_rewards=[None] * n,
-        rollout_rewards=[None] * n,
-    )
+    each = {
+        "prompts": [],
+        "completions": [],
+        "completions_ids": [],
+        "completions_sequences": [sequence],
+    }
+    each |= {"tool_call_counts": 0, "tool_failure_counts": 0, "env_rewards": None}
+    lists = {
+        name: [value] * len(samples) for name, value in (each | {"rollout_rewards": None}).items()
+    }
+    group = RolloutGroup(reward_kwargs={}, model_version=7, group_id=3, **lists)
     theirs = asyncio.run(_AsyncRolloutLoop._score_group(loop, group))
     for a, b, sample in zip(theirs, to_rollouts(samples, 7, 3), samples, strict=True):
         assert b.advantage == pytest.approx(a.advantage, abs=1e-7)
@@ -232,7 +204,7 @@ def test_a_worker_gives_groups_and_hears_of_versions():
     worker.stop()
 
 
-def test_a_worker_s_error_is_raised_by_the_trainer_s_check():
+def test_a_worker_s_ends():
     def rollouts(version):
         yield rolled()
         raise RuntimeError("the engine is gone")
@@ -243,18 +215,14 @@ def test_a_worker_s_error_is_raised_by_the_trainer_s_check():
     with pytest.raises(RuntimeError, match="the engine is gone"):
         worker.check_health(60)
     assert worker.rollout_buffer.qsize() == 4
-    idle = SampleWorker(lambda version: iter([]))
-    idle._last -= 100
-    with pytest.raises(BackendError, match="no group for 60 s"):
-        idle.check_health(60)
-
-
-def test_a_full_queue_is_waited_for_and_left():
     worker = SampleWorker(lambda version: iter([rolled()] * 9), queue_size=2)
     worker.start()
     first = worker.rollout_buffer.get(timeout=30)
-    worker.stop()
+    worker.stop()  # while it waits for room
     assert not worker._thread.is_alive() and first.input_ids.sample_id == "s0"
+    worker._last -= 100
+    with pytest.raises(BackendError, match="no group for 60 s"):
+        worker.check_health(60)
 
 
 @pytest.mark.parametrize("lack", ["rollout_logprobs", "rewards", "loss tokens"])
@@ -267,11 +235,11 @@ def test_what_a_rollout_must_have(lack):
         setattr(samples[1], lack, None)
     with pytest.raises(ArgumentError, match=f"^to_rollouts: sample s1 has no {lack}. Fix: "):
         to_rollouts(samples)
+
+
+def test_wrong_use_is_an_error():
     with pytest.raises(ArgumentError, match="1 advantages, 4 samples"):
         to_rollouts(rolled(), advantages=[1.0])
-
-
-def test_the_mixin_goes_first_and_wants_a_worker():
     with pytest.raises(ArgumentError, match="names it after the trainer"):
         type("Wrong", (AsyncGRPOTrainer, MmpackAsyncGRPO), {})
     with pytest.raises(ArgumentError, match="not combined with AsyncGRPOTrainer"):

@@ -1,12 +1,11 @@
-"""MmpackGRPO attaches models only in its logprob passes, with TRL's gradient checkpointing on."""
-
-import copy
+"""MmpackGRPO beside its models: attached only in its passes, and a tower that is not trained runs once a picture."""
 
 import pytest
 import torch
 from support.models import smallest_qwen2_5_vl
 from support.trl_trainers import (
     Packed,
+    assert_it_is_its_own,
     assert_same_steps,
     make_trainer,
     rows_of,
@@ -14,74 +13,32 @@ from support.trl_trainers import (
     trl,
 )
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
+from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
 from mmpack.adapters.trl import grpo
 
 peft = pytest.importorskip("peft")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("smallest")
-    smallest_qwen2_5_vl().save_pretrained(folder)
-    return folder
+class Forgetful(Packed):
+    feature_bytes = 0
 
 
 @pytest.fixture
-def build(checkpoint, tmp_path):
+def build(smallest_checkpoint, tmp_path):
     """Four completions of a problem with one image."""
-    processor, rows = small_processor(), rows_of((0,))
 
-    def build(cls, peft_config=None, **options):
-        return make_trainer(cls, checkpoint, tmp_path, rows, processor, peft_config, **options)
+    def build(cls, peft_config=None, frozen=False, **options):
+        given = smallest_checkpoint, tmp_path, rows_of((0,)), small_processor(), peft_config
+        trainer = make_trainer(cls, *given, **options)
+        if frozen:
+            for model in (trainer.model, trainer.ref_model):
+                for parameter in tower_and_projector(model).parameters():
+                    parameter.requires_grad_(False)
+        torch.manual_seed(0)
+        return trainer
 
     return build
-
-
-def assert_it_is_its_own(model):
-    """`generate`, a forward with a mask and a cache, and both of a deep copy, as if mmpack were not there."""
-    ids = torch.tensor([[1, 2, 3, 4], [151643, 151643, 5, 6]])
-    mask = (ids != 151643).long()
-    never = smallest_qwen2_5_vl()
-    never.load_state_dict(model.state_dict())
-    for own in (model, copy.deepcopy(model)):
-        assert not is_attached(own)
-        assert "mmpack" not in own.config.vision_config._attn_implementation
-        own.eval()
-        kwargs = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 151643}
-        with torch.no_grad():
-            assert torch.equal(
-                own.generate(input_ids=ids, attention_mask=mask, **kwargs),
-                never.generate(input_ids=ids, attention_mask=mask, **kwargs),
-            )
-            found, expected = (m(input_ids=ids, attention_mask=mask).logits for m in (own, never))
-            assert torch.equal(found, expected)
-
-
-@pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_models_are_their_own_before_and_after_train(build, reentrant):
-    """With a reference model and two updates a generation; the run is that of stock TRL."""
-    runs = []
-    for cls in (trl.GRPOTrainer, Packed):
-        trainer = build(
-            cls,
-            num_iterations=2,
-            beta=0.0 if reentrant else 0.05,
-            gradient_checkpointing_kwargs={"use_reentrant": reentrant},
-        )
-        if cls is Packed:
-            assert_it_is_its_own(trainer.model)
-        torch.manual_seed(0)
-        trainer.train()
-        runs.append(trainer)
-    stock, packed = runs
-    assert packed.mmpack_stats.passes >= 3
-    assert_it_is_its_own(packed.model)
-    assert_same_steps(
-        stock.model.named_parameters(),
-        packed.model.named_parameters(),
-        smallest_qwen2_5_vl().named_parameters(),
-    )
 
 
 def test_a_trained_copy_of_the_head_is_trained_as_stock_trl_does(build):
@@ -107,4 +64,37 @@ def test_it_is_detached_after_an_error(build, monkeypatch):
     monkeypatch.setattr(grpo, "packed_logprobs", broken)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert_it_is_its_own(trainer.model)
+    assert_it_is_its_own(trainer.model, smallest_qwen2_5_vl())
+
+
+keeps_features = pytest.mark.skipif(
+    not takes_encoded_media(smallest_qwen2_5_vl()), reason="transformers before 5.19"
+)
+
+
+@keeps_features
+@pytest.mark.slow
+def test_pictures_are_encoded_once_for_all_passes(build):
+    runs = []
+    for cls in (trl.GRPOTrainer, Packed, Forgetful):
+        trainer = build(cls, frozen=True, beta=0.05, num_iterations=2, max_steps=4)
+        trainer.train()
+        runs.append(trainer)
+    stock, packed, forgetful = runs
+    before = smallest_qwen2_5_vl().named_parameters()
+    assert_same_steps(stock.model.named_parameters(), packed.model.named_parameters(), before)
+    picture = packed.mmpack_stats.patches
+    (store,) = set(packed._mmpack_stores.values())
+    assert store.stats.patches_encoded == picture  # of one picture, in all four steps
+    assert forgetful.mmpack_stats.patches == packed.mmpack_stats.passes * picture
+    assert len(packed._mmpack_stores) == 2 and not forgetful._mmpack_stores
+
+
+@keeps_features
+def test_a_reference_that_is_synced_has_a_store_of_its_own(build):
+    """TRL moves it towards the policy by rounding, also where the two are equal."""
+    synced = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.3}
+    trainer = build(Packed, frozen=True, beta=0.05, max_steps=2, **synced)
+    trainer.train()
+    stats = trainer.mmpack_stats
+    assert stats.passes >= 4 and 0 < stats.patches < stats.passes * stats.patches_stock / 4

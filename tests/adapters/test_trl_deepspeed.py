@@ -3,7 +3,8 @@
 import pytest
 import torch
 from support.models import small_model
-from support.trl_ranks import RANKS, Ours, assert_one_process, free_port, join, save, train
+from support.process import free_port
+from support.trl_ranks import RANKS, Ours, assert_one_process, join, save, train
 
 pytestmark = pytest.mark.deepspeed
 

@@ -11,21 +11,18 @@ import pytest
 import torch
 from support.models import spread_out
 from support.same import assert_equal
+from support.tiny_models import tiny_qwen2_5_vl
 from test_docs_run import blocks, run
 
 import mmpack as mp
+from mmpack.adapters.loss_values import loss_columns
+from mmpack.adapters.verl import from_batch, to_samples, use
+from mmpack.adapters.verl.data import from_samples
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, ModelError
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 IMAGE_PAD = 151655
-
-
-@pytest.fixture(scope="session", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +65,6 @@ def objects(values):
 
 
 def test_samples_are_what_verl_holds(made, fixture):
-    from mmpack.adapters.verl import to_samples
-
     samples = to_samples(made, fixture.processor, images=fixture.images())
     assert made.batch["position_ids"].shape[1] == 4
     for b, s in enumerate(samples):
@@ -83,37 +78,18 @@ def test_samples_are_what_verl_holds(made, fixture):
     assert mp.validate(samples) == []
 
 
-def test_a_dataproto_comes_back_bit_for_bit(data, fixture):
-    from mmpack.adapters.verl import from_samples, to_samples
-
-    assert_same(from_samples(to_samples(data, fixture.processor)), data)
-
-
-def test_through_a_trace_file(data, fixture, tmp_path):
-    from mmpack.adapters.verl import from_samples, to_samples
-
+def test_a_dataproto_comes_back_bit_for_bit(data, fixture, tmp_path):
+    """In memory, in part, through a file and through a pack."""
     samples = to_samples(data, fixture.processor)
+    assert_same(from_samples(samples), data)
+    assert_same(from_samples(samples[2:5]), data[2:5])
     mp.write_trace(tmp_path / "t.jsonl", samples)
     store = {m.cache_key: m.pixel_values for s in samples for m in s.media}
-    read = list(mp.read_trace(tmp_path / "t.jsonl", media=store))
-    assert_same(from_samples(read), data)
+    assert_same(from_samples(list(mp.read_trace(tmp_path / "t.jsonl", media=store))), data)
     bare = list(mp.read_trace(tmp_path / "t.jsonl"))
     assert_same(from_samples(bare, media=store), data)
     with pytest.raises(mp.SchemaError, match="MM404"):
         from_samples(bare)
-
-
-def test_a_part_of_it_keeps_its_widths(data, fixture):
-    from mmpack.adapters.verl import from_samples, to_samples
-
-    samples = to_samples(data, fixture.processor)
-    assert_same(from_samples(samples[2:5]), data[2:5])
-
-
-def test_a_packed_batch_comes_back_with_its_columns(data, fixture):
-    from mmpack.adapters.verl import from_batch, loss_columns, to_samples
-
-    samples = to_samples(data, fixture.processor)
     columns = loss_columns(samples)
     assert set(columns) == {"old_logprobs", "ref_logprobs", "advantages", "token_level_scores"}
     batch = mp.pack(samples, share_prefix=True, loss_columns=columns)
@@ -130,8 +106,6 @@ def test_a_packed_batch_comes_back_with_its_columns(data, fixture):
 def test_samples_from_elsewhere_go_through_verl_s_own_functions(processed, fixture):
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    from mmpack.adapters.verl import from_samples, to_samples
-
     data = from_samples(processed)
     nested = left_right_2_no_padding(data.to_tensordict())
     for s, ids, places in zip(
@@ -145,18 +119,7 @@ def test_samples_from_elsewhere_go_through_verl_s_own_functions(processed, fixtu
     assert mp.compare(processed, again).ok
 
 
-def test_samples_of_two_origins_are_refused(data, fixture):
-    from mmpack.adapters.verl import from_samples, to_samples
-
-    (prompt, ids, _), (name, _) = fixture.rows[0], fixture.ids[0]
-    other = fixture.processor(fixture.messages[prompt], ids, sample_id=name)
-    with pytest.raises(ArgumentError, match="only some samples have"):
-        from_samples([*to_samples(data, fixture.processor), other])
-
-
 def test_what_doesn_t_fit_is_one_line(data, fixture):
-    from mmpack.adapters.verl import from_samples, to_samples
-
     with pytest.raises(ArgumentError, match="images has 0 entries"):
         to_samples(data, fixture.processor, images=[])
     samples = to_samples(data, fixture.processor)
@@ -164,51 +127,34 @@ def test_what_doesn_t_fit_is_one_line(data, fixture):
     for columns in (one[1:], [one[0][:1], *one[1:]], [torch.zeros(99), *one[1:]]):
         with pytest.raises(ArgumentError, match=r"advantages has \d+ entries for"):
             from_samples(samples, {"advantages": columns})
-
-
-def test_a_tool_s_words_are_an_observation(data, fixture):
-    from mmpack.adapters.verl import to_samples
-
-    sample = to_samples(data, fixture.processor)[1]
-    start = sample.loss_spans[0].start
-    assert sample.loss_spans[0].stop == start + 1
-    observed = [(s.start - start, s.stop - start) for s in sample.observation_spans]
-    assert observed == [(1, 3)]
+    (prompt, ids, _), (name, _) = fixture.rows[0], fixture.ids[0]
+    other = fixture.processor(fixture.messages[prompt], ids, sample_id=name)
+    with pytest.raises(ArgumentError, match="only some samples have"):
+        from_samples([*samples, other])
+    start = samples[1].loss_spans[0].start  # a tool's words are an observation
+    assert samples[1].loss_spans[0].stop == start + 1
+    assert [(s.start - start, s.stop - start) for s in samples[1].observation_spans] == [(1, 3)]
 
 
 def test_a_reward_of_no_tokens_is_named(fixture):
     """verl's own scatter puts it into the last padded column."""
     from matrix.verl_trace import data_proto
-
-    from mmpack.adapters.verl import to_samples
+    from verl.experimental.agent_loop import agent_loop
 
     empty = copy.copy(fixture)
     object.__setattr__(empty, "rows", [(0, [], [])] + fixture.rows[1:])
-    data = data_proto(empty)
-    assert to_samples(data, fixture.processor)[0].num_loss_tokens == 0
-    rewarded = data_proto_with_scores(empty)
-    assert rewarded.batch["rm_scores"][0].nonzero().tolist() == [
-        [data.batch["responses"].shape[1] - 1]
-    ]
+    assert to_samples(data_proto(empty), fixture.processor)[0].num_loss_tokens == 0
+    with pytest.MonkeyPatch.context() as patched:
+        scored = partial(agent_loop.AgentLoopOutput, reward_score=1.0)
+        patched.setattr(agent_loop, "AgentLoopOutput", scored)
+        rewarded = data_proto(empty)
+    last = rewarded.batch["responses"].shape[1] - 1
+    assert rewarded.batch["rm_scores"][0].nonzero().tolist() == [[last]]
     with pytest.raises(LayoutError, match=r"row 0 .*empty_response"):
         to_samples(rewarded, fixture.processor)
 
 
-def data_proto_with_scores(fixture):
-    from matrix.verl_trace import data_proto
-    from verl.experimental.agent_loop import agent_loop
-
-    plain = agent_loop.AgentLoopOutput
-    try:
-        agent_loop.AgentLoopOutput = partial(plain, reward_score=1.0)
-        return data_proto(fixture)
-    finally:
-        agent_loop.AgentLoopOutput = plain
-
-
-def test_pictures_that_don_t_fit_are_named(made, fixture):
-    from mmpack.adapters.verl import to_samples
-
+def test_traps_are_named(made, fixture):
     data = copy.deepcopy(made)
     row = next(i for i, (p, _, _) in enumerate(fixture.rows) if len(fixture.pictures[p]) == 2)
     inputs = dict(data.non_tensor_batch["multi_modal_inputs"][row])
@@ -220,24 +166,12 @@ def test_pictures_that_don_t_fit_are_named(made, fixture):
     inputs["pixel_values"] = inputs["pixel_values"][:first]
     with pytest.raises(LayoutError, match=rf"row {row} .*dropped_image"):
         to_samples(data, fixture.processor)
-
-
-def test_a_sampled_placeholder_stays_a_word(made, fixture):
-    from mmpack.adapters.verl import to_samples
-
-    data = copy.deepcopy(made)
-    data.batch["responses"][0, 1] = IMAGE_PAD
-    data.batch["input_ids"][0, data.batch["prompts"].shape[1] + 1] = IMAGE_PAD
-    samples = to_samples(data, fixture.processor)
+    data, width = copy.deepcopy(made), made.batch["prompts"].shape[1]
+    data.batch["responses"][0, 1] = data.batch["input_ids"][0, width + 1] = IMAGE_PAD
+    samples = to_samples(data, fixture.processor)  # a sampled placeholder stays a word
     assert len(samples[0].media) == len(fixture.pictures[0])
     assert "MM203" in {p.code for p in mp.validate(samples)}
-
-
-def test_masks_with_holes_are_refused(made, fixture):
-    from mmpack.adapters.verl import to_samples
-
-    data = copy.deepcopy(made)
-    data.batch["attention_mask"][0, data.batch["prompts"].shape[1] - 2] = 0
+    data.batch["attention_mask"][0, width - 2] = 0
     with pytest.raises(ArgumentError, match="0 between tokens"):
         to_samples(data, fixture.processor)
 
@@ -247,8 +181,6 @@ def test_masks_with_holes_are_refused(made, fixture):
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    from support.tiny_models import tiny_qwen2_5_vl
-
     folder = tmp_path_factory.mktemp("tiny")
     spread_out(tiny_qwen2_5_vl()).save_pretrained(folder)
     return folder
@@ -256,7 +188,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def engine(verl_on_cpu, checkpoint):
-    from support.verl_cpu import make_engine
+    from conformance.verl_cpu import make_engine
 
     return make_engine(checkpoint)
 
@@ -267,15 +199,9 @@ def nested(data, **settings):
     from verl.workers.utils.padding import left_right_2_no_padding
 
     out = left_right_2_no_padding(data.to_tensordict())
-    settings = {
-        "temperature": 0.7,
-        "calculate_entropy": True,
-        "use_dynamic_bsz": False,
-        "micro_batch_size_per_gpu": 4,
-        "use_remove_padding": False,
-        "use_fused_kernels": False,
-    } | settings
-    tu.assign_non_tensor(out, **settings)
+    off = ("use_dynamic_bsz", "use_remove_padding", "use_fused_kernels")
+    known = {"temperature": 0.7, "calculate_entropy": True, "micro_batch_size_per_gpu": 4}
+    tu.assign_non_tensor(out, **known | dict.fromkeys(off, False) | settings)
     return out
 
 
@@ -294,14 +220,8 @@ def trained(engine, data):
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_mini_batch_size=8,
-        ppo_micro_batch_size_per_gpu=4,
-        entropy_coeff=0.01,
-        use_kl_loss=True,
-    )
+    sizes = {"rollout_n": 1, "ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 4}
+    config = FSDPActorConfig(strategy="fsdp2", entropy_coeff=0.01, use_kl_loss=True, **sizes)
     batch = nested(data, global_batch_size=len(data))
     with engine.train_mode():
         engine.optimizer_zero_grad()
@@ -312,8 +232,6 @@ def trained(engine, data):
 
 
 def test_log_probs_are_verl_s(engine, data):
-    from mmpack.adapters.verl import use
-
     stock = inferred(engine, data)
     handle = use(engine)
     with handle:
@@ -332,8 +250,7 @@ def test_log_probs_are_verl_s(engine, data):
 
 
 def test_loss_and_gradients_are_verl_s(engine, data):
-    from mmpack.adapters.transformers import is_attached
-    from mmpack.adapters.verl import use
+    from mmpack.adapters.transformers.attention import is_attached
 
     data.batch["old_log_probs"] = inferred(engine, data)["log_probs"] - 0.1
     data.batch["ref_log_prob"] = data.batch["old_log_probs"].clone()
@@ -351,19 +268,15 @@ def test_loss_and_gradients_are_verl_s(engine, data):
     assert float((off / whole).sqrt()) <= 1e-5
 
 
-def with_kept_ids(data, seed=0):
+def with_kept_ids(data):
     """A list of ids for each response token, as an engine's `extra_fields` may hold them; none where a tool wrote."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     width = data.batch["prompts"].shape[1]
-    rows = zip(
-        data.batch["responses"],
-        data.batch["attention_mask"],
-        data.batch["response_mask"],
-        strict=True,
-    )
     lists = []
-    for response, mask, sampled in rows:
-        pairs = zip(response[mask[width:].bool()].tolist(), sampled.tolist(), strict=False)
+    for b, response in enumerate(data.batch["responses"]):
+        valid = data.batch["attention_mask"][b, width:].bool()
+        sampled = data.batch["response_mask"][b, valid].tolist()
+        pairs = zip(response[valid].tolist(), sampled, strict=True)
         drawn = [
             {t, *rng.integers(0, 150_000, rng.integers(0, 20)).tolist()} if m else ()
             for t, m in pairs
@@ -374,15 +287,12 @@ def with_kept_ids(data, seed=0):
 
 
 def test_kept_ids_go_to_samples_and_back(data, fixture):
-    from mmpack.adapters.verl import from_samples, to_samples
-
     lists = with_kept_ids(data)
     samples = to_samples(data, fixture.processor)
     for sample, own in zip(samples, lists, strict=True):
         assert mp.validate(sample) == []
-        assert [x.tolist() for x in sample.kept_ids.lists()] == [
-            x.tolist() for x in own.lists() if len(x)
-        ]
+        filled = [x.tolist() for x in own.lists() if len(x)]
+        assert [x.tolist() for x in sample.kept_ids.lists()] == filled
     assert from_samples(samples).non_tensor_batch["kept_ids"].tolist() == lists
     bare = [dataclasses.replace(samples[0], kept_ids=None), *samples[1:]]
     with pytest.raises(ArgumentError, match="has no kept_ids, but other samples have"):
@@ -396,62 +306,54 @@ def test_the_engine_renormalises_over_kept_ids(engine, data):
     """verl's own logits of the same rows, cut to the lists by torch."""
     from support.kept_ids import support_of, values
 
-    from mmpack.adapters.verl import use
-
     lists = with_kept_ids(data)
     logits = []
-    hook = engine.module.get_output_embeddings().register_forward_hook(
-        lambda m, a, out: logits.append(out.detach().double())
-    )
+    head = engine.module.get_output_embeddings()
+    hook = head.register_forward_hook(lambda m, a, out: logits.append(out.detach().double()))
     inferred(engine, data)  # micro-batches in their order
     hook.remove()
     with use(engine):
         own = inferred(engine, data)
     mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].bool()
-    rows = [row for part in logits for row in part]
-    responses = data.batch["responses"]
-    checked = 0
-    for b, (row, lists_of_row) in enumerate(zip(rows, lists, strict=True)):
+    rows = (row for part in logits for row in part)  # of unlike widths
+    for b, (row, given) in enumerate(zip(rows, lists, strict=True)):
         n, length = int(mask[b].sum()), int(data.batch["attention_mask"][b].sum())
+        response = data.batch["responses"][b, :n]
         filled = [
-            ids if len(ids) else [int(t)]
-            for ids, t in zip(lists_of_row.lists(), responses[b], strict=False)
+            torch.as_tensor(ids, dtype=torch.int64) if len(ids) else t[None]
+            for ids, t in zip(given.lists(), response, strict=True)
         ]
-        support = support_of([torch.as_tensor(ids, dtype=torch.int64) for ids in filled])
-        wanted = values(row[length - n - 1 : length - 1] / 0.7, responses[b, :n], support)
+        scores = row[length - n - 1 : length - 1] / 0.7
+        wanted = values(scores, response, support_of(filled))
         for name, value in zip(("log_probs", "entropy"), wanted, strict=True):
             assert (own[name][b, :n] - value).abs().max() <= TOLERANCES["layouts"].value
-        checked += n
-    assert checked == int(mask.sum())
 
 
 def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLAttention
     from verl.models.transformers.qwen2_vl import qwen2_vl_attn_forward
 
-    from mmpack.adapters.verl import use
-
-    with use(engine), pytest.raises(ModelError, match="calculate_sum_pi_squared"):
-        engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
     with use(engine) as used:
+        with pytest.raises(ModelError, match="calculate_sum_pi_squared"):
+            engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
         with pytest.raises(ModelError, match="already"):
             use(engine)
         assert "forward_step" in vars(used)  # the first still stands
-    with monkeypatch.context() as patched:
-        offloading = copy.copy(engine.model_config)
-        object.__setattr__(offloading, "enable_activation_offload", True)  # it is frozen
-        patched.setattr(engine, "model_config", offloading)
-        with pytest.raises(ModelError, match="enable_activation_offload is on"):
-            use(engine)
-    with monkeypatch.context() as patched:
-        patched.setattr(Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward)  # as verl does
-        with pytest.raises(ModelError, match="use_remove_padding"):
-            use(engine)
+    offloading = copy.copy(engine.model_config)
+    object.__setattr__(offloading, "enable_activation_offload", True)  # it is frozen
+    for owner, name, value, said in (
+        (engine, "model_config", offloading, "enable_activation_offload is on"),
+        (Qwen2_5_VLAttention, "forward", qwen2_vl_attn_forward, "use_remove_padding"),  # verl's
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, value)
+            with pytest.raises(ModelError, match=said):
+                use(engine)
     assert "forward_step" not in vars(engine)
 
 
 def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
-    from support.verl_cpu import make_engine
+    from conformance.verl_cpu import make_engine
     from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "mmpack")  # so that it is unset afterwards
@@ -478,14 +380,9 @@ def assert_same(a, b):
     assert set(a.batch.keys()) == set(b.batch.keys())
     for name, value in b.batch.items():
         assert a.batch[name].dtype == value.dtype, name
-        assert torch.equal(a.batch[name].view(torch.uint8), value.contiguous().view(torch.uint8)), (
-            name
-        )
-    assert a.non_tensor_batch.keys() == b.non_tensor_batch.keys()
-    for name, values in b.non_tensor_batch.items():
-        assert a.non_tensor_batch[name].dtype == values.dtype, name
-        for x, y in zip(a.non_tensor_batch[name], values, strict=True):
-            assert_equal(x, y, name)
+        bits = [x.contiguous().view(torch.uint8) for x in (a.batch[name], value)]
+        assert torch.equal(*bits), name
+    assert_equal(a.non_tensor_batch, b.non_tensor_batch)
     assert_equal(a.meta_info, b.meta_info, "meta_info")
 
 

@@ -10,10 +10,11 @@ import transformers
 
 import mmpack as mp
 from mmpack.adapters.transformers.routes import recorded_rows, rule_of
+from mmpack.adapters.verl.engine import samples_of
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 EXPERTS, CHOSEN = 8, 2
 MOE = "megatron.core.transformer.moe"
 MEGATRON = [f"{MOE}.{name}" for name in ("moe_utils", "token_dispatcher", "router")] + [
@@ -23,13 +24,6 @@ MEGATRON = [f"{MOE}.{name}" for name in ("moe_utils", "token_dispatcher", "route
     "megatron.core.transformer.transformer_config",
     MOE,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
 
 
 def router():
@@ -97,87 +91,63 @@ def test_weights_and_their_gradients_are_verls(dtype, monkeypatch):
     assert (slopes[0] - slopes[1]).abs().max() <= bound * max(1, slopes[1].abs().max())
 
 
+def jagged(*rows):
+    return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+
+
 def rows_of_a_worker(**more):
     """Prompts of 3 and 2, responses of 4 and 3; the first's last two tokens came back from a tool, without routes."""
     from tensordict import TensorDict
 
-    def nested(*rows):
-        return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
-
-    ids = nested(torch.arange(7), torch.arange(5))
+    ids = jagged(torch.arange(7), torch.arange(5))
     draw = torch.Generator().manual_seed(0)
     taken = [routes(3 * n, draw).view(n, 3, CHOSEN) for n in (7, 5)]
     taken[0][4:], taken[1][4:] = 0, 0
-    batch = TensorDict(
-        {
-            "input_ids": ids,
-            "position_ids": ids,
-            "prompts": nested(torch.arange(3), torch.arange(2)),
-            "responses": nested(torch.arange(4), torch.arange(3)),
-            "routed_experts": nested(*taken),
-            **more,
-        },
-        batch_size=2,
-    )
-    return batch, taken
+    columns = {
+        "input_ids": ids,
+        "position_ids": ids,
+        "prompts": jagged(torch.arange(3), torch.arange(2)),
+        "responses": jagged(torch.arange(4), torch.arange(3)),
+        "routed_experts": jagged(*taken),
+    }
+    return TensorDict(columns | more, batch_size=2), taken
 
 
 def test_rows_of_a_worker():
-    from mmpack.adapters.verl.engine import samples_of
-
     batch, taken = rows_of_a_worker(response_mask=torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]]))
-    samples = samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
-    for sample, own in zip(samples, taken, strict=True):
-        assert sample.routed_experts.dtype == np.uint8
-        assert sample.routed_experts.tolist() == own.tolist()
-    assert [s.loss_indices.tolist() for s in samples] == [[3, 4], [2, 3, 4]]
-    assert mp.validate(samples) == []
+    # layers without experts, zeros of every row as the rollout writes them, are left out
+    more = jagged(*(torch.cat([torch.zeros(len(own), 1, CHOSEN).long(), own], 1) for own in taken))
+    for given in (batch["routed_experts"], more):
+        batch["routed_experts"] = given
+        samples = samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
+        for sample, own in zip(samples, taken, strict=True):
+            assert sample.routed_experts.dtype == np.uint8
+            assert sample.routed_experts.tolist() == own.tolist()
+        assert [s.loss_indices.tolist() for s in samples] == [[3, 4], [2, 3, 4]]
+        assert mp.validate(samples) == []
     dense = samples_of(batch, get_family("qwen3_vl"))
     assert all(s.routed_experts is None for s in dense)
     assert [s.loss_indices.tolist() for s in dense] == [[3, 4, 5, 6], [2, 3, 4]]
 
 
-def test_layers_without_experts_are_left_out():
-    """Zeros of every row, as the rollout writes them."""
-    from mmpack.adapters.verl.engine import samples_of
-
-    batch, taken = rows_of_a_worker()
-    rows = [torch.cat([torch.zeros(len(own), 1, CHOSEN).long(), own], dim=1) for own in taken]
-    batch["routed_experts"] = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    samples = samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
-    assert [s.routed_experts.tolist() for s in samples] == [own.tolist() for own in taken]
-    mp.pack(samples, share_prefix=True)
-
-
 def test_kept_ids_follow_the_tokens_that_are_scored():
     """Lists of what came back without routes go with it; an empty one before is the token itself."""
-    from tensordict.tensorclass import NonTensorData, NonTensorStack
-
-    from mmpack.adapters.verl.engine import samples_of
+    from tensordict import NonTensorData, NonTensorStack
 
     lists = [[[3, 9], [], [5, 8], []], [[2, 7], [3], [1, 4]]]
-    kept = NonTensorStack(*map(NonTensorData, lists))
-    batch, _ = rows_of_a_worker(kept_ids=kept)
+    batch, _ = rows_of_a_worker(kept_ids=NonTensorStack(*map(NonTensorData, lists)))
     samples = samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
-    assert [[x.tolist() for x in s.kept_ids.lists()] for s in samples] == [
-        [[3, 9], [4]],
-        [[2, 7], [3], [1, 4]],
-    ]
-    assert mp.validate(samples) == []
+    found = [[x.tolist() for x in s.kept_ids.lists()] for s in samples]
+    assert found == [[[3, 9], [4]], [[2, 7], [3], [1, 4]]] and mp.validate(samples) == []
     packed = mp.pack(samples, share_prefix=True)
     assert len(packed.kept_ids) == 5 and packed.routed_experts is not None
 
 
-@pytest.mark.parametrize("jagged", [False, True])
-def test_a_sampled_token_without_routes_is_refused(jagged):
+def test_a_sampled_token_without_routes_is_refused():
     """Its logprob would be 0, and the loss would pass over it."""
-    from mmpack.adapters.verl.engine import samples_of
-
-    rows = [torch.tensor([1, 1, 0, 1]), torch.tensor([1, 1, 1])]
-    mask = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    batch, _ = rows_of_a_worker(response_mask=mask if jagged else mask.to_padded_tensor(0))
-    with pytest.raises(
-        ArgumentError, match=r"row 0: response token 3 was sampled, and routed_expe"
-    ):
-        samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
-    assert len(samples_of(batch, get_family("qwen3_vl"))) == 2
+    mask = jagged(torch.tensor([1, 1, 0, 1]), torch.tensor([1, 1, 1]))
+    for given in (mask, mask.to_padded_tensor(0)):
+        batch, _ = rows_of_a_worker(response_mask=given)
+        with pytest.raises(ArgumentError, match="row 0: response token 3 was sampled, and routed"):
+            samples_of(batch, get_family("qwen3_vl_moe"), EXPERTS)
+        assert len(samples_of(batch, get_family("qwen3_vl"))) == 2

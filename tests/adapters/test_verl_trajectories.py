@@ -6,24 +6,13 @@ import torch
 from PIL import Image
 
 import mmpack as mp
+from mmpack.adapters.verl import to_samples, to_trajectories
 from mmpack.layout.mrope import sample_positions
 from mmpack.schema.spans import Score
 from mmpack.trajectory import to_samples as samples_of
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("verl_on_cpu")]
 EOS = 151645
-
-
-@pytest.fixture(scope="session", autouse=True)
-def verl_on_cpu():
-    from support.verl_cpu import start
-
-    start()
-
-
-def drawn(seed, size=(84, 56)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
 
 
 def output(fixture, number, seed, **fields):
@@ -32,7 +21,8 @@ def output(fixture, number, seed, **fields):
 
     rng = np.random.default_rng(seed)
     prompt = fixture.processor(fixture.messages[number], sample_id="p").input_ids.tolist()
-    shot = drawn(seed)
+    pixels = rng.integers(0, 256, (56, 84, 3), dtype=np.uint8)
+    shot = Image.fromarray(pixels)
     pads = [151655] * fixture.processor.medium(shot).num_tokens
     parts = []
     for k, seen in enumerate(([7, 8], [9, 151652, *pads, 151653, 10], None)):
@@ -64,8 +54,6 @@ def test_samples_are_what_verl_trains_on(fixture, outputs):
     """Oracle: the padded DataProto of verl's own worker: ids, mask, logprobs, pictures, positions."""
     from matrix.verl_trace import padded_outputs
 
-    from mmpack.adapters.verl import to_samples, to_trajectories
-
     trajectories = to_trajectories(outputs, fixture.processor)
     width = max(len(o.response_ids) for o in outputs)
     texts = [fixture.texts[n] for n in (0, 0, 1, 2)]
@@ -93,8 +81,6 @@ def test_samples_are_what_verl_trains_on(fixture, outputs):
 
 def test_an_episode_of_several_outputs_is_one_trajectory(fixture, outputs):
     """Where a loop began a new context: verl scores the last output."""
-    from mmpack.adapters.verl import to_trajectories
-
     first, second = outputs[0].model_copy(update={"reward_score": None}), outputs[1]
     (trajectory,) = to_trajectories([[first, second]], fixture.processor, group_ids=["task"])
     samples = samples_of(trajectory)
@@ -104,26 +90,18 @@ def test_an_episode_of_several_outputs_is_one_trajectory(fixture, outputs):
 
 
 def test_a_row_that_ends_in_a_cut_picture(fixture, outputs):
-    from mmpack.adapters.verl import to_trajectories
-
     full = outputs[0]
     stop = full.response_mask.index(0, 6) + 4  # within the picture's placeholders
     assert full.response_ids[stop - 1] == full.response_ids[stop] == 151655
-    short = full.model_copy(
-        update={
-            n: getattr(full, n)[:stop]
-            for n in ("response_ids", "response_mask", "response_logprobs")
-        }
-    )
+    names = ("response_ids", "response_mask", "response_logprobs")
+    short = full.model_copy(update={n: getattr(full, n)[:stop] for n in names})
     (sample,) = samples_of(to_trajectories([short], fixture.processor)[0])
     assert len(sample.loss_spans) == 2 and len(sample.media) == len(fixture.pictures[0])
     assert mp.validate(sample) == []
 
 
 def test_fields(fixture, outputs):
-    from mmpack.adapters.verl import to_trajectories
-
-    extra = {"turn_scores": [0.0, 0.5, 1.0], "tool_rewards": [1.0], "raw_prompt": [drawn(0)]}
+    extra = {"turn_scores": [0.0, 0.5, 1.0], "tool_rewards": [1.0], "raw_prompt": [object()]}
     given = outputs[0].model_copy(update={"extra_fields": extra, "reward_score": None})
     for form in (given, {n: getattr(given, n) for n in type(given).model_fields}):
         (trajectory,) = to_trajectories([form], fixture.processor)
@@ -135,8 +113,6 @@ def test_fields(fixture, outputs):
 
 def test_routes_and_teachers_are_at_verl_s_places(fixture, outputs):
     """Oracle: verl's own `as_dict` aligns routes to tokens. Teachers as its `extract_prompt_logprobs` has them."""
-    from mmpack.adapters.verl import to_trajectories
-
     given = outputs[0]
     ids = given.prompt_ids + given.response_ids
     rng = np.random.default_rng(0)

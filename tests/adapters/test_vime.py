@@ -1,10 +1,8 @@
 """vime's and slime's samples, by a class of the fields that their sources name: there is no package of either."""
 
 import copy
-import dataclasses
 import enum
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,44 +23,29 @@ class Status(enum.Enum):
     ABORTED = "aborted"
 
 
-@dataclasses.dataclass
+UNSET = ("group_index", "index", "multimodal_inputs", "multimodal_train_inputs", "label", "reward")
+UNSET += ("loss_mask", "rollout_log_probs", "teacher_log_probs", "rollout_routed_experts")
+UNSET += ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+SET = {"prompt": "", "response": "", "response_length": 0, "remove_sample": False}
+
+
 class Documented:
     """The documented fields, `to_dict` and `from_dict`: unknown keys become attributes."""
 
-    group_index: int | None = None
-    index: int | None = None
-    prompt: Any = ""
-    tokens: list = dataclasses.field(default_factory=list)
-    multimodal_inputs: dict | None = None
-    multimodal_train_inputs: dict | None = None
-    response: str = ""
-    response_length: int = 0
-    label: str | None = None
-    reward: Any = None
-    loss_mask: list | None = None
-    weight_versions: list = dataclasses.field(default_factory=list)
-    rollout_log_probs: list | None = None
-    teacher_log_probs: list | None = None
-    rollout_top_p_token_ids: Any = None
-    rollout_top_p_token_offsets: Any = None
-    rollout_routed_experts: Any = None
-    remove_sample: bool = False
-    status: Status = Status.COMPLETED
-    metadata: dict = dataclasses.field(default_factory=dict)
-    prefix_cache_info: dict = dataclasses.field(default_factory=dict)
+    def __init__(self, **fields):
+        empty = {"tokens": [], "weight_versions": [], "metadata": {}, "prefix_cache_info": {}}
+        vars(self).update(dict.fromkeys(UNSET) | SET | empty | fields)
 
     def to_dict(self):
         return vars(self) | {"status": self.status.value}
 
     @classmethod
     def from_dict(cls, data):
-        names = {f.name for f in dataclasses.fields(cls)}
-        out = cls(**{k: v for k, v in data.items() if k in names})
-        out.status = Status(data["status"])
-        for k, v in data.items():
-            if k not in names:
-                setattr(out, k, v)
-        return out
+        return cls(**data | {"status": Status(data["status"])})
+
+
+def changed(item, **fields):
+    return Documented(**vars(item) | fields)
 
 
 @pytest.fixture
@@ -199,13 +182,21 @@ def test_samples_are_what_it_holds(items, fixture):
     assert mp.validate(samples) == []
 
 
-def test_everything_comes_back(replayed, fixture):
-    items = replayed
-    back = from_samples(to_samples(items, fixture.processor), sample_class=Documented)
-    for a, b in zip(back, items, strict=True):
+def test_everything_comes_back_from_a_trace_file_too(replayed, fixture, tmp_path):
+    samples = to_samples(replayed, fixture.processor)
+    back = from_samples(samples, sample_class=Documented)
+    with pytest.raises(MmpackError, match="type PngImageFile"):
+        mp.write_trace(tmp_path / "t.jsonl", samples)
+    bare = [changed(item, multimodal_inputs=None) for item in replayed]
+    named = to_samples(bare, fixture.processor, images=fixture.images())
+    assert mp.compare(named, samples).ok
+    mp.write_trace(tmp_path / "t.jsonl", named)
+    store = {m.cache_key: m.pixel_values for s in named for m in s.media}
+    read = list(mp.read_trace(tmp_path / "t.jsonl"))
+    from_file = from_samples(read, media=store, sample_class=Documented)
+    for a, b in zip([*back, *from_file], [*replayed, *bare], strict=True):
         assert type(a) is Documented and vars(a).keys() == vars(b).keys()
-        for name, value in vars(b).items():
-            assert_equal(getattr(a, name), value)
+        assert_equal(vars(a), vars(b))
 
 
 def test_a_packed_batch_comes_back_with_its_columns(items, fixture):
@@ -225,8 +216,13 @@ def test_a_packed_batch_comes_back_with_its_columns(items, fixture):
         from_batch(batch, samples[1:])
 
 
-def test_samples_from_elsewhere(processed, fixture):
+def test_samples_from_elsewhere(items, processed, fixture):
     made = from_samples(processed)
+    recorded = to_samples(items[:2], fixture.processor)
+    numbers = [one["group_index"] for one in from_samples([*recorded, *processed])]
+    groups = set(zip(numbers[2:], [s.group_id for s in processed], strict=True))
+    assert len(groups) == len({s.group_id for s in processed}) == len(set(numbers[2:]))
+    assert not set(numbers[:2]) & set(numbers[2:])  # theirs keep their own
     again = to_samples(made, fixture.processor, images=fixture.images())
     for sample, (sample_id, group_id) in zip(again, fixture.ids, strict=True):
         sample.sample_id, sample.group_id = sample_id, group_id
@@ -245,37 +241,10 @@ def test_a_removed_sample_has_no_loss(items, fixture):
     assert back.rollout_log_probs == items[0].rollout_log_probs
 
 
-def test_groups_have_numbers(items, processed, fixture):
-    alone = [dataclasses.replace(item, group_index=None, index=None) for item in items]
-    assert [s.group_id for s in to_samples(alone, fixture.processor)] == [
-        str(i) for i in range(len(items))
-    ]
-    recorded = to_samples(items[:2], fixture.processor)
-    numbers = [made["group_index"] for made in from_samples([*recorded, *processed])]
-    names = [s.group_id for s in processed]
-    assert len(set(numbers[2:])) == len(set(names))
-    assert len(set(zip(numbers[2:], names, strict=True))) == len(set(names))
-    assert not set(numbers[:2]) & set(numbers[2:])
-
-
-def test_to_a_trace_file_without_open_pictures(replayed, fixture, tmp_path):
-    items = replayed
-    samples = to_samples(items, fixture.processor)
-    with pytest.raises(MmpackError, match="type PngImageFile"):
-        mp.write_trace(tmp_path / "t.jsonl", samples)
-    for item in items:
-        item.multimodal_inputs = None
-    named = to_samples(items, fixture.processor, images=fixture.images())
-    assert mp.compare(named, samples).ok
-    mp.write_trace(tmp_path / "t.jsonl", named)
-    store = {m.cache_key: m.pixel_values for s in named for m in s.media}
-    read = list(mp.read_trace(tmp_path / "t.jsonl"))
-    back = from_samples(read, media=store, sample_class=Documented)
-    for a, b in zip(back, items, strict=True):
-        assert_equal(vars(a), vars(b))
-
-
-def test_what_doesn_t_fit_is_one_line(items, fixture):
+def test_groups_and_what_doesn_t_fit(items, fixture):
+    alone = [changed(item, group_index=None, index=None) for item in items]
+    names = [s.group_id for s in to_samples(alone, fixture.processor)]
+    assert names == [str(i) for i in range(len(items))]
     samples = to_samples(items, fixture.processor)
     one = [[0.0] * s.num_loss_tokens for s in samples]
     for columns in (one[1:], [one[0][:1], *one[1:]], [[*one[0], 0.0], *one[1:]]):
@@ -297,9 +266,7 @@ def test_traps_are_named(items, fixture):
     items[0].loss_mask = items[0].loss_mask[1:]
     with pytest.raises(ArgumentError, match=r"items\[0\].*loss_mask_shift"):
         to_samples(items, fixture.processor)
-    items[1] = dataclasses.replace(
-        items[1], tokens=items[1].tokens[:9], response_length=0, loss_mask=[]
-    )
+    items[1] = changed(items[1], tokens=items[1].tokens[:9], response_length=0, loss_mask=[])
     items[1].rollout_log_probs = []
     with pytest.raises(LayoutError, match=r"items\[0\].*empty_response"):
         to_samples(items[1:2], fixture.processor)

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import distributed
 
-import mmpack.adapters.vime as adapter
+from mmpack.adapters.vime import enable
+from mmpack.adapters.vime.linear_logp import provider
+from mmpack.adapters.vime.objective import loss as mmpack_loss
+from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.contracts import gradient_fp32_bound, linear_logprob_bound, selected_logprob_bound
 from mmpack.errors import ArgumentError, ModelError
 
@@ -40,25 +43,25 @@ def test_one_flag_puts_both_functions_in_place(name, monkeypatch):
     theirs = loss.get_log_probs_and_entropy
     module, _, function = "mmpack.adapters.vime.enable".rpartition(".")
     with getattr(sys.modules[module], function)(SimpleNamespace(qkv_format="thd")):
-        assert loss.policy_loss_function is adapter.loss
-        assert loss.get_log_probs_and_entropy is adapter.log_probs_and_entropy
-        assert actor.get_log_probs_and_entropy is adapter.log_probs_and_entropy
+        assert loss.policy_loss_function is mmpack_loss
+        assert loss.get_log_probs_and_entropy is log_probs_and_entropy
+        assert actor.get_log_probs_and_entropy is log_probs_and_entropy
         assert other.get_log_probs_and_entropy is theirs
         with pytest.raises(ModelError, match="is enabled already"):
-            adapter.enable(SimpleNamespace())
+            enable(SimpleNamespace())
     assert actor.get_log_probs_and_entropy is theirs is loss.get_log_probs_and_entropy
     assert loss.policy_loss_function() == f"loss of {name}"
 
 
 def test_what_would_bypass_it_is_refused(monkeypatch):
     with pytest.raises(ModelError, match="neither vime's nor slime's"):
-        adapter.enable(SimpleNamespace())
+        enable(SimpleNamespace())
     framework(monkeypatch, "vime")
     with pytest.raises(ModelError, match="linear_logp_provider is 'rl_engine"):
-        adapter.enable(SimpleNamespace(linear_logp_provider="rl_engine.provider"))
+        enable(SimpleNamespace(linear_logp_provider="rl_engine.provider"))
     with pytest.raises(ModelError, match="qkv_format is 'bshd'"):
-        adapter.enable(SimpleNamespace(qkv_format="bshd"))
-    with adapter.enable(SimpleNamespace(linear_logp_provider="mmpack.adapters.vime.provider")):
+        enable(SimpleNamespace(qkv_format="bshd"))
+    with enable(SimpleNamespace(linear_logp_provider="mmpack.adapters.vime.linear_logp.provider")):
         pass
 
 
@@ -142,7 +145,7 @@ def test_a_provider_of_logprobs(way):
         z = torch.full_like(z, torch.nan).requires_grad_()  # nothing reads it
         head = SimpleNamespace(weight=leaves[1], bias=leaves[2])
         more |= {"context": SimpleNamespace(hidden=leaves[0], projection=head)}
-    got = adapter.provider(request(z, targets, **more))
+    got = provider(request(z, targets, **more))
     assert got.logp.shape == (40, 1) and got.entropy.shape == (40,)
     assert got.backend_id == f"mmpack.{'linear_' * (way == 'hidden')}selected_logprobs"
     assert got.contract_id and got.provenance["torch"] == torch.__version__
@@ -158,15 +161,16 @@ def test_a_provider_gives_what_is_asked_for():
     *_, targets, _ = problem()
     logits = torch.randn(40, 64, requires_grad=True)
     for mask in (None, torch.rand(40, 64) < 0.5):
-        got = adapter.provider(
-            request(logits, targets, with_entropy_grad=False, log_prob_keep_mask=mask)
-        )
+        given = request(logits, targets, with_entropy_grad=False, log_prob_keep_mask=mask)
+        got = provider(given)
         assert got.logp.requires_grad and not got.entropy.requires_grad
-        assert adapter.provider(request(logits, targets, with_entropy=False)).entropy is None
-    with pytest.raises(ArgumentError, match="the request is of type dict"):
-        adapter.provider({"logits": logits})
-    with pytest.raises(ArgumentError, match="top_p_sparse_token_ids"):
-        adapter.provider(request(logits, targets, metadata={"top_p_sparse_token_ids": targets}))
+    assert provider(request(logits, targets, with_entropy=False)).entropy is None
+    for given, why in (
+        ({"logits": logits}, "the request is of type dict"),
+        (request(logits, targets, metadata={"top_p_sparse_token_ids": targets}), "top_p_sparse"),
+    ):
+        with pytest.raises(ArgumentError, match=why):
+            provider(given)
 
 
 @pytest.mark.slow
@@ -185,7 +189,7 @@ def _rank(rank, ranks, rendezvous):
         lp, entropy, grads = oracle(hidden, weight, bias, targets, up, mask)
         z = ((hidden @ weight.T + bias) / 0.7)[:, part].clone().requires_grad_()
         head = SimpleNamespace(weight=weight[part], bias=None)
-        got = adapter.provider(
+        got = provider(
             request(
                 z,
                 targets,

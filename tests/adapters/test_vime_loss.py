@@ -19,9 +19,8 @@ from support.vime_steps import (
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
-from mmpack.adapters.vime import log_probs_and_entropy, loss
-from mmpack.adapters.vime.objective import approx_kl, token_weights
-from mmpack.adapters.vime.responses import kept_support, places
+from mmpack.adapters.vime.objective import loss
+from mmpack.adapters.vime.responses import kept_support, log_probs_and_entropy, places
 from mmpack.contracts import gradient_fp32_bound
 from mmpack.errors import ArgumentError, ModelError
 
@@ -34,12 +33,20 @@ def one_rank(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def step(args, batch, logits, reduce=None):
-    logits = logits.clone().requires_grad_()
+def moved(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return [moved(x, device) for x in value] if isinstance(value, list) else value
+
+
+def step(args, batch, logits, reduce=None, device="cpu"):
+    kept = {k: v for k, v in batch.items() if k.startswith("rollout_top_p")}  # stay on the host
+    batch = {k: moved(v, device) for k, v in batch.items()} | kept
+    logits = logits.to(device, copy=True).requires_grad_()
     reduce = reduce or sample_mean_reducer(args, batch)
     out, metrics = loss(args, batch, logits, reduce)
     out.backward()
-    return out.detach(), metrics, logits.grad
+    return out.detach().cpu(), {k: v.cpu() for k, v in metrics.items()}, logits.grad.cpu()
 
 
 def expected_step(args, batch, logits):
@@ -49,11 +56,15 @@ def expected_step(args, batch, logits):
     return out.detach(), metrics, logits.grad
 
 
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@DEVICES
 @pytest.mark.parametrize("case", CASES)
-def test_loss_gradient_and_metrics(case):
+def test_loss_gradient_and_metrics(case, device):
     args = options(case)
     batch, logits = micro_batch(case)
-    out, metrics, grad = step(args, batch, logits)
+    out, metrics, grad = step(args, batch, logits, device=device)
     expected, theirs, expected_grad = expected_step(args, batch, logits)
     assert out.dtype == torch.float32 and out.shape == () and expected_grad.abs().max() > 0
     torch.testing.assert_close(out.double(), expected, **NEAR)
@@ -62,17 +73,6 @@ def test_loss_gradient_and_metrics(case):
     for name, value in theirs.items():
         assert not metrics[name].requires_grad
         torch.testing.assert_close(metrics[name].double(), value.detach(), **NEAR, msg=name)
-
-
-def test_each_bound_binds():
-    """The cases differ: what an option changes is in its numbers."""
-    batch, logits = micro_batch("dual_clip")
-    plain = step(options("dual_clip", eps_clip_c=None), batch, logits)
-    assert not torch.equal(step(options("dual_clip"), batch, logits)[2], plain[2])
-    for case, off in (("opsm", {"use_opsm": False}), ("tis", {"use_tis": False})):
-        batch, logits = micro_batch(case)
-        plain = step(options(case, **off), batch, logits)
-        assert not torch.equal(step(options(case), batch, logits)[2], plain[2]), case
 
 
 def test_a_checkpoint_around_the_loss():
@@ -143,22 +143,10 @@ def test_corrections_and_reducers_of_others():
     torch.testing.assert_close(step(args, batch, logits)[0], 3 * per_token[0])
 
 
-def test_weights_of_a_reduction():
-    batch, _ = micro_batch("grpo")
-    weight = token_weights(sample_mean_reducer(options("grpo"), batch), torch.zeros(15))
-    torch.testing.assert_close(weight[:5], torch.full((5,), 1 / 5))
-    assert weight[6:8].tolist() == [0, 0]
-    assert token_weights(lambda _: 0, torch.zeros(3)).tolist() == [0, 0, 0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
-    [
-        "tensor",
-        pytest.param("zigzag", marks=pytest.mark.slow),
-        pytest.param("allgather", marks=pytest.mark.slow),
-    ],
+    ["tensor", "zigzag", "allgather"],
 )
 def test_two_ranks_are_one(way, tmp_path):
     args = (2, way, str(tmp_path / "rendezvous"))
@@ -234,12 +222,8 @@ def test_rows_of_a_layout():
     zigzag = [places([9, 3], [4, 2], "zigzag", rank, 2, 8) for rank in range(2)]
     # chunks of 3 tokens and of 1: rank 0 has the first and the last, rank 1 those between
     assert zigzag[0].rows.tolist() == [6] and zigzag[0].tokens.tolist() == [10]
-    assert zigzag[1].rows.tolist() == [1, 2, 3, 4, 6] and zigzag[1].responses[0].tolist() == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert zigzag[1].rows.tolist() == [1, 2, 3, 4, 6]
+    assert zigzag[1].responses[0].tolist() == [0, 1, 2, 3]
     together = sorted(int(t) for p in zigzag for t in p.tokens)
     assert together == places([9, 3], [4, 2], "single", 0, 1, 12).tokens.tolist()
     gathered = [places([9, 3], [4, 2], "allgather", rank, 2, 6) for rank in range(2)]
@@ -254,29 +238,24 @@ def test_misuse_is_one_line():
         "total_lengths": batch["total_lengths"],
         "response_lengths": batch["response_lengths"],
     }
-    with pytest.raises(ArgumentError, match=r"logits are \[31, 24\], expected \[1, T, V\]"):
-        log_probs_and_entropy(logits[0], **given)
-    with pytest.raises(ArgumentError, match="needs 31 rows of logits, there are 30"):
-        log_probs_and_entropy(logits[:, 1:], **given)
-    with pytest.raises(ArgumentError, match="sample 0 has 9 response tokens of 9"):
-        log_probs_and_entropy(logits, **given | {"response_lengths": [9, 1, 7, 3]})
-    with pytest.raises(ArgumentError, match="4 total_lengths and 1 response_lengths"):
-        log_probs_and_entropy(logits, **given | {"response_lengths": [9]})
-    with pytest.raises(ArgumentError, match="must be passed together"):
-        log_probs_and_entropy(logits, **given, top_p_token_ids=[])
-    with pytest.raises(ModelError, match="qkv_format is 'bshd'"):
-        log_probs_and_entropy(logits, **given | {"args": options("grpo", qkv_format="bshd")})
+    for shown, change, error, message in (
+        (logits[0], {}, ArgumentError, r"logits are \[31, 24\], expected \[1, T, V\]"),
+        (logits[:, 1:], {}, ArgumentError, "needs 31 rows of logits, there are 30"),
+        (logits, {"response_lengths": [9, 1, 7, 3]}, ArgumentError, "9 response tokens of 9"),
+        (logits, {"response_lengths": [9]}, ArgumentError, "4 total_lengths and 1 response"),
+        (logits, {"top_p_token_ids": []}, ArgumentError, "must be passed together"),
+        (logits, {"args": options("grpo", qkv_format="bshd")}, ModelError, "qkv_format is 'bshd'"),
+    ):
+        with pytest.raises(error, match=message):
+            log_probs_and_entropy(shown, **given | change)
     for change, more, message in (
         ({"rollout_log_probs": None}, {"use_tis": True}, "no rollout_log_probs"),
-        ({"rollout_log_probs": None}, {"use_rollout_logprobs": True}, "no rollout_log_probs"),
         ({"ref_log_probs": None}, {"use_kl_loss": True}, "no ref_log_probs"),
         ({}, {"rollout_top_p": 0.9}, "no rollout_top_p_token_ids"),
         ({}, {"use_kl_loss": True, "kl_loss_type": "k4"}, "kl_loss_type"),
     ):
         with pytest.raises(ArgumentError, match=message):
             step(options("grpo", **more), batch | change, logits)
-    with pytest.raises(ArgumentError, match="kl_loss_type"):
-        approx_kl(torch.zeros(1), torch.zeros(1), "abs")
 
 
 def test_kept_ids_that_don_t_fit():
@@ -311,19 +290,19 @@ def _of_all_tokens(offsets):
     return torch.cat([torch.zeros(LENGTHS[0][0] - LENGTHS[0][1], dtype=offsets.dtype), offsets])
 
 
-@pytest.mark.parametrize("case", ["kept_ids", "everything"])
-def test_an_empty_list_that_nobody_looked_at_gives_nan(case, monkeypatch):
+@DEVICES
+def test_an_empty_list_that_nobody_looked_at_gives_nan(monkeypatch, device):
     """As on a GPU, where masks are not looked at: no number, and not the logprob 0, of a loss token without a list."""
-    args, (batch, logits) = options(case), micro_batch(case)
+    args, (batch, logits) = options("everything"), micro_batch("everything")
     ends = batch["rollout_top_p_token_offsets"]
     first, count = ends[3][:1], int(ends[3][1])
     batch["rollout_top_p_token_offsets"] = [*ends[:3], torch.cat([first, ends[3][1:] - count])]
     batch["rollout_top_p_token_ids"][3] = batch["rollout_top_p_token_ids"][3][count:]
     monkeypatch.setattr("mmpack.adapters.vime.objective._refuse_empty", lambda *_: None)
-    out, metrics, _ = step(args, batch, logits)
+    out, metrics, _ = step(args, batch, logits, device=device)
     assert out.isnan() and metrics["loss"].isnan() and metrics["pg_loss"].isnan()
     batch["loss_masks"][3] = torch.tensor([0, 1, 1])  # a tool's
-    out, _, grad = step(args, batch, logits)
+    out, _, grad = step(args, batch, logits, device=device)
     assert out.isfinite() and grad.isfinite().all()
 
 

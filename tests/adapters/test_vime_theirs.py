@@ -14,9 +14,9 @@ import torch
 from support.vime_steps import CASES, micro_batch, options
 from torch import distributed
 
-from mmpack.adapters.vime import enable, log_probs_and_entropy, loss
+from mmpack.adapters.vime import enable
+from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.contracts import gradient_fp32_bound
-from mmpack.errors import ModelError
 
 pytest.importorskip("megatron.core")
 NAME = next((name for name in ("vime", "slime") if importlib.util.find_spec(name)), "")
@@ -33,7 +33,7 @@ MORE = {
     },
     "custom_loss": {
         "loss_type": "custom_loss",
-        "custom_loss_function_path": "mmpack.adapters.vime.loss",
+        "custom_loss_function_path": "mmpack.adapters.vime.objective.loss",
     },
     "recomputed": {"recompute_loss_function": True, "entropy_coef": 0.01},
     "sft": {"loss_type": "sft_loss"},
@@ -52,30 +52,19 @@ def options_of(case, **more):
     return args
 
 
-def start(rank, ranks, rendezvous, **sizes):
+@pytest.fixture(scope="module", autouse=True)
+def megatron(tmp_path_factory):
+    """One rank on the CPU."""
     from megatron.core import mpu
 
-    torch.set_num_threads(1)
     torch.compiler.set_stance("force_eager")
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
-    mpu.initialize_model_parallel(**sizes, create_gloo_process_groups=False)
-
-
-def stop():
-    from megatron.core import mpu
-
+    rendezvous = tmp_path_factory.mktemp("one") / "rendezvous"
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    mpu.initialize_model_parallel(create_gloo_process_groups=False)
+    yield
     mpu.destroy_model_parallel()
     distributed.destroy_process_group()
     torch.compiler.set_stance("default")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def megatron(tmp_path_factory):
-    start(0, 1, tmp_path_factory.mktemp("one") / "rendezvous")
-    yield
-    stop()
 
 
 def step(args, batch, logits):
@@ -94,7 +83,6 @@ def assert_same(mine, theirs, case):
         torch.testing.assert_close(mine[2][name], value, **NEAR, msg=f"{case}: {name}")
     error, peak = (mine[3] - theirs[3]).abs().max(), theirs[3].abs().max()
     assert error <= 2 * gradient_fp32_bound(peak), case
-    return float((mine[0] - theirs[0]).abs()), float(error / peak.clamp(min=1e-30))
 
 
 @pytest.mark.parametrize("case", [*CASES, *MORE])
@@ -111,7 +99,7 @@ def test_one_rank(case):
             mine = step(args, batch, logits)
     assert their_module().get_log_probs_and_entropy is not log_probs_and_entropy
     assert theirs[3].abs().max() > 0
-    print(case, *(f"{x:.1e}" for x in assert_same(mine, theirs, case)))
+    assert_same(mine, theirs, case)
 
 
 def test_old_and_reference_passes():
@@ -131,74 +119,3 @@ def test_old_and_reference_passes():
     for name in theirs:
         for a, b in zip(mine[name], theirs[name], strict=True):
             torch.testing.assert_close(a, b, **NEAR)
-
-
-def test_the_dump_for_debugging_has_the_logprobs():
-    if not hasattr(their_module(), "enable_log_prob_capture"):
-        pytest.skip("of slime")
-    module, args, (batch, logits) = their_module(), options("grpo"), micro_batch("grpo")
-    batch["partition"] = [3, 1, 0, 2]
-    module.enable_log_prob_capture()
-    theirs = step(args, batch, logits) and module.drain_captured_log_probs()
-    module.enable_log_prob_capture()
-    with enable(args):
-        mine = step(args, batch, logits) and module.drain_captured_log_probs()
-    assert mine.keys() == theirs.keys()
-    for position, value in theirs.items():
-        torch.testing.assert_close(mine[position], value, **NEAR)
-
-
-def test_twice_is_an_error():
-    with enable(options("grpo")), pytest.raises(ModelError, match="is enabled already"):
-        enable(options("grpo"))
-    assert their_module().policy_loss_function is not loss
-
-
-RANKS = {
-    "tensor": ({"tensor_model_parallel_size": 2}, {}),
-    "zigzag": ({"context_parallel_size": 2}, {}),
-    "allgather": ({"context_parallel_size": 2}, {"allgather_cp": True}),
-}
-AT_RANKS = ("grpo", "first_step", "everything", "gspo_tis", "opsm")
-
-
-@pytest.mark.parametrize("way", RANKS)
-def test_two_ranks(way, tmp_path):
-    args = (2, way, str(tmp_path / "rendezvous"))
-    torch.multiprocessing.spawn(_rank, args, nprocs=2, join=True)
-
-
-def _rank(rank, ranks, way, rendezvous):
-    sizes, more = RANKS[way]
-    start(rank, ranks, rendezvous, **sizes)
-    for case in AT_RANKS:
-        args = options_of(case, **more)
-        batch, logits = micro_batch(case)
-        batch, logits = _cut(way, rank, ranks, batch, logits)
-        theirs = step(args, batch, logits)
-        with enable(args):
-            mine = step(args, batch, logits)
-        print(way, case, rank, *(f"{x:.1e}" for x in assert_same(mine, theirs, case)))
-    stop()
-
-
-def _cut(way, rank, ranks, batch, logits):
-    """This rank's part of the batch and of the logits, by slime's own helpers."""
-    helpers = importlib.import_module(f"{NAME}.backends.megatron_utils.cp_utils")
-    slice_log_prob_with_cp, slice_with_cp = helpers.slice_log_prob_with_cp, helpers.slice_with_cp
-    batch = dict(batch)
-    if way == "tensor":
-        width = logits.shape[-1] // ranks
-        return batch, logits[..., rank * width : (rank + 1) * width].contiguous()
-    for name in ("advantages", "log_probs", "ref_log_probs", "rollout_log_probs", "opd_reverse_kl"):
-        if batch[name] is not None:
-            columns = zip(
-                batch[name], batch["total_lengths"], batch["response_lengths"], strict=True
-            )
-            batch[name] = [slice_log_prob_with_cp(*column) for column in columns]
-    if way == "zigzag":
-        parts = logits[0].split(batch["total_lengths"])
-        return batch, torch.cat([slice_with_cp(x, 0.0) for x in parts])[None]
-    padding = -logits.shape[1] % ranks
-    padded = torch.nn.functional.pad(logits, (0, 0, 0, padding))
-    return batch, padded.chunk(ranks, dim=1)[rank].contiguous()

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engines import image, messages, picture, reset, shared_engine, trainer, video
-from support.process import run_python
+from support.engines import messages, picture, reset, shared_engine, trainer, video
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
@@ -18,9 +17,7 @@ from mmpack.adapters.vllm import (
     MediaStore,
     from_generate,
     from_render,
-    from_samples,
     to_generate,
-    to_samples,
 )
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, SchemaError
@@ -114,20 +111,6 @@ def test_the_ratio_is_one_from_render_to_loss(engine, server):
         assert s.kept_ids.lengths.tolist() == [20] * 5 and s.finish_reason == "length"
 
 
-def test_a_picture_that_the_trainer_has_brings_its_hash_alone(engine, server):
-    store = MediaStore()
-    first = server.render(shown(picture(1)), **SAMPLING)
-    second = server.render(shown(picture(1), text="And now?"), **SAMPLING, mm_payload="none")
-    assert second["features"]["kwargs_data"] is None
-    with pytest.raises(ArgumentError, match=r"has no pixels, and its hash.* Fix: pass a store="):
-        from_render([second], engine.processor, store=store)
-    a, b = from_render([first, second], engine.processor, store=store)
-    assert a.media[0].cache_key == b.media[0].cache_key and len(store) == 1
-    assert mp.pack([a, b], media=store).media[0].grid_thw == a.media[0].grid_thw
-    store.keep_only([])
-    assert len(store) == 0 and store.medium(first["features"]["mm_hashes"]["image"][0]) is None
-
-
 def test_a_sample_goes_back_as_the_request_that_it_came_from(engine, server):
     from vllm import SamplingParams
     from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
@@ -145,55 +128,6 @@ def test_a_sample_goes_back_as_the_request_that_it_came_from(engine, server):
         assert a.keys() == b.keys() and all(torch.equal(a[k].data, b[k].data) for k in a)
     with pytest.raises(SchemaError, match="MM404"):
         to_generate(samples, SamplingParams(max_tokens=3))
-
-
-def test_pixels_are_sent_once_and_the_engine_answers_from_its_cache(engine, server):
-    from vllm import SamplingParams
-
-    store, sent = MediaStore(), set()
-    [sample] = from_render(
-        [server.render(shown(picture(7)), **SAMPLING)], engine.processor, store=store
-    )
-    greedy = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
-    first, again = (
-        body for _ in range(2) for body in to_generate([sample], greedy, media=store, sent=sent)
-    )
-    assert first["features"]["kwargs_data"]["image"][0]
-    assert again["features"]["kwargs_data"] == {"image": [None]} and len(sent) == 1
-    answers = []
-    for body in (first, again):
-        engine.reset_prefix_cache()
-        answers.append(server.generate(body)["choices"][0])
-    assert answers[0]["token_ids"] == answers[1]["token_ids"]
-    scores = [[step["logprob"] for step in a["logprobs"]["content"]] for a in answers]
-    np.testing.assert_allclose(*scores, atol=MAX, rtol=0)
-
-
-def test_engine_inputs_of_this_process_need_no_pictures(engine):
-    """`to_samples` without prompts: media by their processed pixels, those in vLLM's cache from the store."""
-    from vllm import SamplingParams
-
-    engine.llm.reset_mm_cache()
-    handed = [engine.prompt(messages(image(1))), engine.prompt(messages(video(3), image(1)))]
-    params = SamplingParams(temperature=0, max_tokens=3, logprobs=1)
-    store, runs = MediaStore(), []
-    for _ in range(2):
-        inputs = engine.llm.renderer.render_cmpl(handed)
-        outputs = engine.generate(inputs, params, True)
-        runs.append(to_samples(outputs, inputs, None, params, engine.processor, store=store))
-        engine.reset_prefix_cache()
-    assert all(item is None for items in inputs[1]["mm_kwargs"].values() for item in items)
-    assert len(store) == 2 and mp.validate(runs[1]) == []
-    for a, b in zip(*runs, strict=True):
-        assert a.media_cache_keys == b.media_cache_keys and a.modality_spans == b.modality_spans
-    assert runs[1][1].media[0].second_per_grid_ts == 1.0
-    batch = mp.pack(runs[1], media=store)
-    assert len(batch.media) == 2
-    for back, given in zip(
-        from_samples(runs[0], False, store, engine_hashes=True), inputs, strict=True
-    ):
-        assert back["mm_hashes"] == given["mm_hashes"]
-        assert back["mm_placeholders"] == given["mm_placeholders"]
 
 
 def test_the_page_s_example_runs(engine, server, capsys):
@@ -215,6 +149,7 @@ def test_the_page_s_example_runs(engine, server, capsys):
     for block in split:
         exec(block, names)
     assert capsys.readouterr().out.strip().endswith("2") and len(names["sent"]) == 2
+    assert names["body"]["features"]["kwargs_data"]["image"][0] is None  # it was sent before
     assert mp.validate(names["samples"]) == [] and names["batch"].kept_ids is not None
 
 
@@ -240,15 +175,10 @@ def made():
     return engine.processor, request, server.generate(request)
 
 
-def npy(rows):
-    """As the server writes them."""
-    from vllm.utils.serial_utils import numpy2base64
-
-    return numpy2base64(rows)
-
-
 def test_routes_of_the_server_are_the_sample_s(made):
     """A row per token that the engine ran; a layer without experts is zeros. No engine of a CPU returns them."""
+    from vllm.utils.serial_utils import numpy2base64 as npy
+
     processor, request, response = made[0], *copy.deepcopy(made[1:])
     [choice] = response["choices"]
     length = len(request["token_ids"]) + len(choice["token_ids"])
@@ -280,18 +210,12 @@ def step_of(response):
             LayoutError,
             "should fill tokens",
         ),
-        (
-            lambda q, a: q["features"]["mm_placeholders"]["image"][0].update(offset=3000),
-            ArgumentError,
-            "is not a GenerateRequest.*within the token_ids",
-        ),
         (lambda q, a: q.update(features=None), LayoutError, "a medium was dropped"),
         (
             lambda q, a: q["features"]["kwargs_data"].update(image=["AAAA"]),
             ArgumentError,
             "is not a medium of vLLM's",
         ),
-        (lambda q, a: q["token_ids"].clear(), ArgumentError, "is not a GenerateRequest"),
         (lambda q, a: a.update(choices=7), ArgumentError, "is not a GenerateTokensResponse"),
         (
             lambda q, a: step_of(a)[1].update(logprob=-9999.0),
@@ -299,11 +223,6 @@ def step_of(response):
             "sampled token 1 has no logprob",
         ),
         (lambda q, a: step_of(a).pop(), ArgumentError, "4 logprobs for 5 sampled tokens"),
-        (
-            lambda q, a: a["choices"][0].update(sampling_mask=[[1]]),
-            ArgumentError,
-            "1 lists of kept ids for 5",
-        ),
     ],
 )
 def test_what_does_not_fit_is_refused(made, change, error, why):
@@ -315,15 +234,10 @@ def test_what_does_not_fit_is_refused(made, change, error, why):
 
 def test_other_things_are_refused(made):
     processor, request, response = made
-    for given in (None, {}, 7, [7], ["text"], [None], [{}]):
+    for given in (None, {}, [7], [{}]):
         with pytest.raises(ArgumentError, match=r"GenerateRequest"):
             from_render(given, processor)
     with pytest.raises(ArgumentError, match="responses has 2 entries for 1 requests"):
         from_generate([request], [response] * 2, processor)
-    with pytest.raises(ArgumentError, match="returns logits"):
+    with pytest.raises(ArgumentError, match="logprobs_mode is 'raw_logits'"):
         from_generate([request], [response], processor, logprobs_mode="raw_logits")
-
-
-def test_the_adapter_is_imported_without_vllm():
-    code = "import sys, mmpack.adapters.vllm as v\nprint(v.from_render.__name__, 'vllm' in sys.modules)"
-    assert run_python(code).stdout.split() == ["from_render", "False"]

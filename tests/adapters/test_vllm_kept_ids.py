@@ -1,7 +1,5 @@
 """Kept ids of a real vLLM engine: the trainer's logprobs over them are the rollout's, and over all ids they are not."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
 from mmpack.adapters.vllm import VllmEngine, to_samples
+from mmpack.adapters.vllm.samples import PROCESSED
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, BackendError
 
@@ -71,20 +70,13 @@ def test_the_ratio_is_one_over_the_kept_ids_and_drifts_over_all(engine, name):
     assert np.exp(whole - rollout).mean() < 0.9
     for s in samples:
         assert len(s.kept_ids) == s.num_loss_tokens and s.sampling["logprobs"] == "processed"
-
-
-@pytest.mark.parametrize("name", FILTERS)
-def test_the_lists_are_what_transformers_own_filters_leave(engine, name):
-    settings, warpers = FILTERS[name]
-    settings = {"temperature": 1.0} | settings
-    samples = engine.rollout(PROMPTS, NAMES, n=1, max_new_tokens=6, **settings)
+    # the lists are what transformers' own filters leave
     batch, hidden, head = trainer_hidden(samples)
     scores = hidden[batch.loss_rows.long()] @ head.T / settings["temperature"]
-    for warp in warpers:
+    for warp in FILTERS[name][1]:
         scores = warp(None, scores)
-    wanted = [np.flatnonzero(row) for row in np.isfinite(scores.numpy())]
-    found = [ids for s in samples for ids in s.kept_ids.lists()]
-    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in wanted]
+    wanted = [np.flatnonzero(row).tolist() for row in np.isfinite(scores.numpy())]
+    assert [ids.tolist() for s in samples for ids in s.kept_ids.lists()] == wanted
 
 
 def test_without_top_k_every_id_is_asked_for(engine):
@@ -94,33 +86,16 @@ def test_without_top_k_every_id_is_asked_for(engine):
     np.testing.assert_allclose(kept, sample.rollout_logprobs, atol=MAX, rtol=0)
 
 
-def test_a_side_without_them_is_named(engine, tmp_path):
-    samples = engine.rollout(PROMPTS[:1], NAMES[:1], n=2, max_new_tokens=4, top_k=8)
-    mp.write_trace(tmp_path / "rollout.jsonl", samples)
-    assert mp.compare(tmp_path / "rollout.jsonl", samples).ok
-    bare = [dataclasses.replace(s, kept_ids=None) for s in samples]
-    causes = {finding.cause for finding in mp.compare(samples, bare).findings}
-    assert causes == {"truncated_support"}
-
-
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0.0, "top_k": 5}, {"top_p": 1.0}, {"temperature": 0.5}]
-)
-def test_settings_that_keep_no_ids_are_refused(engine, settings):
-    with pytest.raises(
-        ArgumentError, match=r"leave no list of kept ids.* Fix: use temperature above 0 and"
-    ):
-        engine.rollout(PROMPTS[:1], NAMES[:1], **settings)
-
-
-def test_model_runner_v2_needs_a_top_k(engine, monkeypatch):
-    monkeypatch.setitem(engine.about, "kept_ids", "sampling_mask")
+def test_what_keeps_no_ids_is_refused(engine, monkeypatch):
+    for settings in ({"temperature": 0.0, "top_k": 5}, {"temperature": 0.5}):
+        with pytest.raises(
+            ArgumentError, match=r"leave no list of kept ids.* Fix: use temperature"
+        ):
+            engine.rollout(PROMPTS[:1], NAMES[:1], **settings)
+    monkeypatch.setitem(engine.about, "kept_ids", "sampling_mask")  # Model Runner V2's own
     with pytest.raises(ArgumentError, match="temperature above 0 and top_k,"):
         engine.rollout(PROMPTS[:1], NAMES[:1], top_p=0.5)
-
-
-def test_where_there_is_triton_model_runner_v2_is_asked(monkeypatch):
-    """vLLM's own answer to `return_sampling_mask=True` here, where it has no Triton."""
+    # vLLM's own answer to `return_sampling_mask=True` here, where it has no Triton
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
     with pytest.raises(BackendError, match="replay requires Model Runner V2"):
         VllmEngine(checkpoint(), kept_ids=True)
@@ -129,21 +104,11 @@ def test_where_there_is_triton_model_runner_v2_is_asked(monkeypatch):
 # -- RequestOutputs as the package defines them -----------------------------------------------------------------------
 
 
-def converted(engine, completion, logprobs_mode="processed_logprobs", **sampling):
-    from vllm import RequestOutput, SamplingParams
+def converted(engine, mask=None, steps=None, flat=False, logprobs_mode=PROCESSED, **sampling):
+    """A completion of ids 5 and 9, as vLLM's own classes hold it, as a sample."""
+    from vllm import CompletionOutput, RequestOutput, SamplingParams
     from vllm.inputs import tokens_input
-
-    output = RequestOutput("r", None, [11, 12, 13], None, [completion], True)
-    params = SamplingParams(**{"top_k": 2, "logprobs": 1} | sampling)
-    given = [tokens_input([11, 12, 13])]
-    mode = {"logprobs_mode": logprobs_mode}
-    [sample] = to_samples([output], given, [{}], params, engine.processor, **mode)
-    return sample
-
-
-def completion(mask=None, steps=None):
-    from vllm import CompletionOutput
-    from vllm.logprobs import Logprob
+    from vllm.logprobs import FlatLogprobs, Logprob
     from vllm.outputs import SamplingMask
 
     steps = steps or [{5: -1.5, 7: -0.25}, {9: -0.5, 5: -0.9}]
@@ -151,29 +116,24 @@ def completion(mask=None, steps=None):
         {token: Logprob(value, rank=k + 1) for k, (token, value) in enumerate(step.items())}
         for step in steps
     ]
-    return CompletionOutput(
-        index=0,
-        text="",
-        token_ids=[5, 9],
-        cumulative_logprob=None,
-        logprobs=logprobs,
-        sampling_mask=None if mask is None else SamplingMask(mask),
-    )
+    if flat:
+        logprobs, plain = FlatLogprobs(), logprobs
+        logprobs.extend(plain)
+    kept = None if mask is None else SamplingMask(mask)
+    of = {"index": 0, "text": "", "token_ids": [5, 9], "cumulative_logprob": None}
+    made = CompletionOutput(**of, logprobs=logprobs, sampling_mask=kept)
+    output = RequestOutput("r", None, [11, 12, 13], None, [made], True)
+    params = SamplingParams(**{"top_k": 2, "logprobs": 1} | sampling)
+    given = ([output], [tokens_input([11, 12, 13])], [{}], params, engine.processor)
+    [sample] = to_samples(*given, logprobs_mode=logprobs_mode)
+    return sample
 
 
-def test_lists_of_model_runner_v2_are_stored_as_they_are(engine):
-    sample = converted(engine, completion(mask=[[7, 5], [9]]))
+def test_lists_of_model_runner_v2_are_stored_and_flat_logprobs_read_as_dicts_are(engine):
+    sample = converted(engine, mask=[[7, 5], [9]])
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [9]]
     assert mp.validate(sample) == []
-
-
-def test_flat_logprobs_are_read_as_dicts_are(engine):
-    from vllm.logprobs import FlatLogprobs
-
-    plain, flat = completion(), completion()
-    flat.logprobs = FlatLogprobs()
-    flat.logprobs.extend(plain.logprobs)
-    a, b = (converted(engine, c) for c in (plain, flat))
+    a, b = (converted(engine, flat=flat) for flat in (False, True))
     assert a.rollout_logprobs.tolist() == b.rollout_logprobs.tolist() == [-1.5, -0.5]
     assert a.metadata["argmax_ids"] == b.metadata["argmax_ids"] == [5, 9]
     assert a.kept_ids is b.kept_ids is None  # one logprob a token: what else is kept is not known
@@ -181,40 +141,29 @@ def test_flat_logprobs_are_read_as_dicts_are(engine):
 
 def test_a_list_is_whole_when_an_id_that_is_not_kept_came_too(engine):
     steps = [{5: -1.5, 7: -0.25, 8: -np.inf}, {9: 0.0, 5: -np.inf}]
-    sample = converted(engine, completion(steps=steps), logprobs=3)
+    sample = converted(engine, steps=steps, logprobs=3)
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [9]]
     with pytest.raises(ArgumentError, match=r"token 1: all of the 3 likeliest.*logprobs=-1"):
-        converted(engine, completion(steps=[steps[0], {9: -0.5, 5: -0.9}]), logprobs=3)
-    sample = converted(engine, completion(steps=[steps[0], {9: -0.5, 5: -0.9}]), logprobs=-1)
+        converted(engine, steps=[steps[0], {9: -0.5, 5: -0.9}], logprobs=3)
+    for off in ({"top_k": 0}, {"top_k": 2, "temperature": 0}):  # nothing is filtered
+        assert converted(engine, logprobs=-1, **off).kept_ids is None
+    sample = converted(engine, steps=[steps[0], {9: -0.5, 5: -0.9}], logprobs=-1)
     assert [ids.tolist() for ids in sample.kept_ids.lists()] == [[5, 7], [5, 9]]
-
-
-def test_nothing_is_kept_where_nothing_is_filtered(engine):
-    for off in ({"top_k": 0}, {"top_k": 2, "temperature": 0}):
-        assert converted(engine, completion(), logprobs=-1, **off).kept_ids is None
 
 
 @pytest.mark.parametrize(
     "given, settings, why",
     [
-        (
-            [[5], [9]],
-            {"logprobs_mode": "raw_logprobs"},
-            "logprobs of kind 'raw'.*processed_logprobs",
-        ),
+        ([[5], [9]], {"logprobs_mode": "raw_logprobs"}, "logprobs of kind 'raw'"),
         ([[5]], {}, "1 lists of kept ids for 2 sampled tokens.*whole outputs"),
-        (
-            [[5], [9]],
-            {"repetition_penalty": 1.2},
-            "repetition_penalty=1.2, so its logprobs are not a softmax",
-        ),
+        ([[5], [9]], {"repetition_penalty": 1.2}, "are not a softmax"),
         ([[5], [9]], {"logit_bias": {7: 1.0}}, "logit_bias=.*Fix: sample without logit_bias"),
         ([[5, 5], [9]], {}, "holds id 5 twice"),
     ],
 )
 def test_lists_that_cannot_be_right_are_refused(engine, given, settings, why):
     with pytest.raises(ArgumentError, match=why):
-        converted(engine, completion(mask=given), **settings)
+        converted(engine, mask=given, **settings)
 
 
 def test_the_page_s_example(engine, capsys):

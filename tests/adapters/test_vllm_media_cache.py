@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
-from support.engines import image, messages, reset, shared_engine, trainer, video
+from support.engines import image, messages, reset, shared_engine, video
 from test_docs_run import blocks, run
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.vllm import cached_media, to_samples
+from mmpack.adapters.vllm import MediaStore, to_samples
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, BackendError
 
@@ -23,7 +21,7 @@ PROMPTS = [
     messages(image(21), image(21), text="Are these two the same?"),
 ]
 NAMES = ["one", "two", "film", "slow", "twice"]
-DISTINCT, SHOWINGS = 4, 7  # media of all prompts
+SHOWINGS = 7  # of media, in all prompts
 
 
 def rollouts(engine, prompts=PROMPTS, names=NAMES):
@@ -34,106 +32,59 @@ def rollouts(engine, prompts=PROMPTS, names=NAMES):
 # -- an engine of one's own, whose inputs lack what is in the cache ----------------------------------------------------
 
 
-@pytest.fixture
-def own():
-    """Outputs of inputs as vLLM renders them, twice: the second time all media are hits."""
+def left_out(inputs):
+    return [item is None for g in inputs for items in g["mm_kwargs"].values() for item in items]
+
+
+@pytest.mark.parametrize("pictures", [True, False])
+def test_hits_are_found_in_the_store_and_refused_without(pictures):
+    """Inputs as vLLM renders them, twice: the second time all media are hits. Without pictures: by their pixels."""
     from vllm import SamplingParams
 
     engine = shared_engine()
     reset(engine)
     engine.llm.reset_mm_cache()
-    handed = [engine.prompt(p) for p in PROMPTS]
+    handed = [engine.prompt(p) for p in (*PROMPTS[:3], PROMPTS[4])]
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=1)
+    page, store = "docs/engines.md", MediaStore()
+    [code] = [block for block in blocks(page) if "skip_mm_cache=True" in block[1]]
+    names = {"llm": engine.llm, "prompts": handed, "sampling": params, "store": store}
     runs = []
-    for _ in range(2):
+    distinct, showings = 3, 6
+    for hits in (showings - distinct, showings):
         inputs = engine.llm.renderer.render_cmpl(handed)
-        runs.append((engine.generate(inputs, params, True), inputs))
+        assert sum(left_out(inputs)) == hits
+        outputs = engine.generate(inputs, params, True)
+        given = (outputs, inputs, handed if pictures else None, params, engine.processor)
+        runs.append(to_samples(*given, group_ids=list("abcd"), store=store))
         engine.reset_prefix_cache()
-
-    def samples(run, **more):
-        outputs, inputs = runs[run]
-        return to_samples(
-            outputs, inputs, handed, params, engine.processor, group_ids=NAMES, **more
-        )
-
-    return engine, runs, samples
-
-
-def left_out(inputs):
-    return [item is None for g in inputs for items in g["mm_kwargs"].values() for item in items]
-
-
-def test_hits_are_found_in_the_cache(own):
-    engine, runs, samples = own
-    assert sum(left_out(runs[0][1])) == SHOWINGS - DISTINCT
-    assert sum(left_out(runs[1][1])) == SHOWINGS
-    first = samples(0)  # what is left out of one of these inputs is in another
-    second = samples(1, cached=cached_media(engine.llm))
-    for mine, theirs in zip(second, first, strict=True):
-        assert [s.media_index for s in mine.modality_spans] and mine.position_ids is None
-        same_bits(*(_placed(s) for s in (mine, theirs)))
+    assert len(store) == len(mp.pack(runs[1], media=store).media) == distinct
+    for mine, theirs in zip(*runs, strict=True):
+        assert mp.validate(mine) == [] and mine.media_cache_keys == theirs.media_cache_keys
+        assert mine.modality_spans == theirs.modality_spans
         np.testing.assert_allclose(mine.rollout_logprobs, theirs.rollout_logprobs, atol=MAX, rtol=0)
-
-
-def _placed(sample):
-    sample.position_ids = np.zeros(0)  # these were not asked of the engine
-    return sample
-
-
-def test_hits_that_nobody_has_are_refused(own):
-    engine, runs, samples = own
     with pytest.raises(
-        ArgumentError, match=r"image 0 of an input has no pixels.* Fix: pass cached="
+        ArgumentError, match=r"image 0 of an input has no pixels.* Fix: pass store="
     ):
-        samples(1)
+        to_samples(*given)
     with pytest.raises(ArgumentError, match=r"VllmEngine\.positions: image 0"):
-        engine.positions(runs[1][1][0])
-    engine.llm.reset_mm_cache()
-    assert cached_media(engine.llm) == {}
-
-
-def test_an_engine_whose_media_are_elsewhere_is_refused(own):
-    from types import SimpleNamespace
-
-    elsewhere = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=object()))
-    with pytest.raises(BackendError, match="another process"):
-        cached_media(elsewhere)
-    engine, _, _ = own
-    shared = SimpleNamespace(
-        llm_engine=SimpleNamespace(
-            engine_core=SimpleNamespace(engine_core=SimpleNamespace(mm_receiver_cache=None))
-        ),
-        model_config=engine.llm.model_config,
-    )
-    with pytest.raises(BackendError, match="mm_processor_cache_type"):
-        cached_media(shared)
+        engine.positions(inputs[0])
+    ran = run(page, names | {"outputs": outputs, "processor": engine.processor}, [code])
+    keys = [[s.media_cache_keys for s in side] for side in (ran["samples"], runs[0])]
+    assert (keys[0] == keys[1]) == pictures
 
 
 # -- VllmEngine: with the cache from empty, with it full, without it; it is started anew twice -------------------------
 
 
-def test_pixels_of_a_sample_are_a_copy():
-    """What is done to a sample must not reach what the engine computes with."""
-    engine = shared_engine()
-    [before] = rollouts(engine, [messages(image(24))], ["p"])[:1]
-    kept = before.media[0].pixel_values.copy()
-    before.media[0].pixel_values[:] = 0.0
-    [again] = rollouts(engine, [messages(image(24))], ["p"])[:1]
-    assert again.media[0].pixel_values.tobytes() == kept.tobytes()
-
-
 @pytest.fixture(scope="module")
 def runs():
-    """Rollouts, and the hits of the cache meanwhile: with it from empty, with it full, without it."""
-    out = {}
+    """Rollouts with the cache from empty, with it full, without it."""
     engine = shared_engine()
-    for name in ("miss", "hit"):
-        before = engine.media_cache_hits()
-        out[name] = rollouts(engine), engine.media_cache_hits() - before
+    out = {name: rollouts(engine) for name in ("miss", "hit")}
     engine = shared_engine(media_cache_gb=0)
     assert not engine.about["media_cache"]
-    out["off"] = rollouts(engine), engine.media_cache_hits()
-    return out
+    return out | {"off": rollouts(engine)}
 
 
 def same_bits(left, right):
@@ -147,34 +98,17 @@ def same_bits(left, right):
             assert getattr(a, name) == getattr(b, name), name
 
 
-def test_the_cache_is_hit_where_it_is_on(runs):
-    assert runs["miss"][1] == SHOWINGS - DISTINCT
-    assert runs["hit"][1] == SHOWINGS and runs["off"][1] == 0
-    kinds = [s.metadata["engine"]["media_cache"] for found, _ in runs.values() for s in found[:1]]
-    assert kinds == [True, True, False]
-
-
 @pytest.mark.parametrize("name", ["miss", "hit"])
 def test_samples_are_those_of_an_engine_without_it(runs, name):
-    found, expected = runs[name][0], runs["off"][0]
+    found, expected = runs[name], runs["off"]
     assert mp.validate(found) == [] and mp.compare(found, expected).ok
     for mine, theirs in zip(found, expected, strict=True):
         same_bits(mine, theirs)
         np.testing.assert_allclose(mine.rollout_logprobs, theirs.rollout_logprobs, atol=MAX, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["miss", "hit", "off"])
-def test_logprobs_are_the_trainers(runs, name):
-    model, _ = trainer()
-    batch = mp.pack(runs[name][0], share_prefix=True)
-    with attach(model), torch.no_grad():
-        pieces = batch.unpack_loss(packed_logprobs(model, batch))
-    for s, piece in zip(runs[name][0], pieces, strict=True):
-        assert np.abs(s.rollout_logprobs - piece.numpy()).max() <= MAX
-
-
 def test_the_same_frames_at_other_times_are_another_video(runs):
-    for found, _ in runs.values():
+    for found in runs.values():
         [film] = found[NAMES.index("film") * 2].media
         [slow] = found[NAMES.index("slow") * 2].media
         assert (film.second_per_grid_ts, slow.second_per_grid_ts) == (1.0, 2.0)
@@ -184,29 +118,9 @@ def test_the_same_frames_at_other_times_are_another_video(runs):
 def test_a_small_cache_evicts_and_one_prompt_must_fit(runs):
     engine = shared_engine(media_cache_gb=1.5e-3)  # 1.6 MB: one of the videos and a picture
     for _ in range(2):
-        for mine, theirs in zip(rollouts(engine), runs["off"][0], strict=True):
+        for mine, theirs in zip(rollouts(engine), runs["off"], strict=True):
             same_bits(mine, theirs)
     assert 0 < engine.media_cache_hits() < SHOWINGS
     many = messages(image(25, width=400), image(26, width=400), image(21))  # the last is cached
     with pytest.raises(BackendError, match=r"don't fit into the media cache\. Fix: .*or 0"):
         rollouts(engine, [many], ["p"])
-
-
-def test_the_page_s_two_ways(own):
-    """docs/engines.md: inputs that are whole, and inputs without what the cache holds."""
-    from vllm import SamplingParams
-
-    engine, runs, samples = own
-    page = "docs/engines.md"
-    [code] = [block for block in blocks(page) if "cached_media(llm)" in block[1]]
-    names = {
-        "llm": engine.llm,
-        "prompts": [engine.prompt(p) for p in PROMPTS],
-        "outputs": runs[0][0],
-        "sampling": SamplingParams(temperature=0, max_tokens=4, logprobs=1),
-        "processor": engine.processor,
-    }
-    for mine, theirs in zip(run(page, names, [code])["samples"], samples(0), strict=True):
-        assert mine.input_ids.tolist() == theirs.input_ids.tolist()
-        for one, other in zip(mine.media, theirs.media, strict=True):
-            assert one.cache_key == other.cache_key

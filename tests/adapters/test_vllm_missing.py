@@ -6,25 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 from support.models import with_pixels
-from support.process import run_python
 from support.samples import make_sample
 from support.tiny_models import tiny_qwen2_5_vl
 
-import mmpack as mp
 import mmpack.adapters.vllm.engine_inputs as inputs
 from mmpack.adapters.vllm import engine, samples
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError, BackendError, MissingExtraError
+from mmpack.families import get_family
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_an_engine_without_the_package_names_the_extra():
-    code = (
-        "from mmpack.adapters.vllm import VllmEngine\n"
-        "try: VllmEngine('x')\n"
-        "except Exception as error: print(type(error).__name__, error)"
-    )
-    said = run_python(code).stdout
-    assert said.startswith("MissingExtraError") and "mmpack[vllm]" in said
+def test_an_engine_without_the_package_names_the_extra(monkeypatch):
+    for name, value in engine._ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MissingExtraError, match=r"mmpack\[vllm\]"):  # the adapter is imported
+        engine.VllmEngine("x")
 
 
 def test_a_cpu_build_without_libnuma_names_the_package(monkeypatch):
@@ -41,6 +37,9 @@ def test_a_cpu_build_without_libnuma_names_the_package(monkeypatch):
     assert engine.load_vllm() is sys.modules["vllm"]
     monkeypatch.setattr(engine.ctypes, "CDLL", missing)
     with pytest.raises(BackendError, match="apt-get install libnuma1"):
+        engine.load_vllm()
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(BackendError, match="the engine is not in this process"):
         engine.load_vllm()
 
 
@@ -70,31 +69,11 @@ def test_what_vllm_rejects_is_one_line(llm):
         engine.VllmEngine(folder)
     assert "\n" not in str(error.value)
     assert asked["max_model_len"] == asked["max_num_batched_tokens"] == 512
+    assert asked["mm_processor_cache_gb"] == 4.0
     with pytest.raises(BackendError):
-        engine.VllmEngine(folder, max_model_len=256, chunked_prefill=64)
+        engine.VllmEngine(folder, max_model_len=256, chunked_prefill=64, media_cache_gb=0)
     assert (asked["max_model_len"], asked["max_num_batched_tokens"]) == (256, 64)
-
-
-def test_the_media_cache_is_on_unless_it_is_switched_off(llm):
-    folder, asked = llm
-    for settings, size in (
-        ({}, 4.0),
-        ({"media_cache_gb": 0}, 0),
-        ({"mm_processor_cache_gb": 2}, 2),
-    ):
-        with pytest.raises(BackendError):
-            engine.VllmEngine(folder, **settings)
-        assert asked["mm_processor_cache_gb"] == size
-
-
-def test_an_engine_closes_once():
-    calls = []
-    core = SimpleNamespace(shutdown=lambda: calls.append("shutdown"))
-    running = object.__new__(engine.VllmEngine)
-    running.llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core))
-    running.close()
-    running.close()
-    assert calls == ["shutdown"]
+    assert asked["mm_processor_cache_gb"] == 0
 
 
 def given(*items):
@@ -109,13 +88,10 @@ def given(*items):
 def test_a_medium_that_came_before_is_found_by_its_hash():
     whole = {"image_grid_thw": 1}
     first, second = given(("a", whole), ("b", None)), given(("a", None), ("c", {"address": 7}))
-    kept = {"b": {"image_grid_thw": 2}, "c": {"image_grid_thw": 3}}
-    known = samples.items_of([first, {"type": "token"}, second], kept)
+    known = samples.items_of([first, {"type": "token"}, second])
     assert samples.item_of(first, "image", 0, known, "f") is whole
-    assert samples.item_of(first, "image", 1, known, "f") is kept["b"]
     assert samples.item_of(second, "image", 0, known, "f") is whole
-    assert samples.item_of(second, "image", 1, known, "f") is kept["c"]
-    alone = samples.items_of([second], {})
+    alone = samples.items_of([second])
     assert alone == {}
     for k in (0, 1):
         with pytest.raises(
@@ -139,18 +115,17 @@ FRAMES = [
 
 @pytest.mark.parametrize("responses", [True, False])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_a_batch_gives_the_runs_that_its_samples_give(monkeypatch, family, responses):
-    """A video in frames has text between them, which no run covers."""
-    one = make_sample(FRAMES, family=family, sample_id="a")
-    two = make_sample([*FRAMES[:-1], ("response", [8, 6], 1)], family=family, sample_id="b")
-    with_pixels([one, two])
-    monkeypatch.setattr(
-        inputs,
-        "_engine_input",
-        lambda ids, runs, *hashes: [(a, z, m.media_id) for a, z, m in runs],
-    )
-    expected = inputs.from_samples([one, two], responses)
-    assert len(expected[0]) == {"qwen2_5_vl": 3, "qwen3_vl": 4}[family] + responses
-    for share_prefix in (False, True):
-        batch = mp.pack([one, two], share_prefix=share_prefix)
-        assert inputs.from_batch(batch, responses) == expected
+def test_runs_of_placeholders(monkeypatch, family, responses):
+    """A video in frames has text between them, which no run covers; media of later turns stay out of a prompt."""
+    sample = make_sample(FRAMES, family=family, sample_id="a")
+    with_pixels([sample])
+    made = []
+    monkeypatch.setattr(inputs, "_engine_input", lambda ids, runs, *_: made.append((ids, runs)))
+    inputs.from_samples([sample], responses)
+    [(ids, runs)] = made
+    shown = runs if responses else [*runs, None]
+    assert len(shown) == {"qwen2_5_vl": 4, "qwen3_vl": 5}[family]
+    assert len(ids) == (len(sample) if responses else sample.loss_spans[0].start)
+    pads = set(get_family(family).placeholder_ids.values())
+    covered = sorted(i for a, z, _ in runs for i in range(a, z))
+    assert covered == [i for i, token in enumerate(ids) if token in pads]

@@ -6,7 +6,7 @@ from support.engines import image, messages, reset, shared_engine, video
 
 import mmpack as mp
 from mmpack.adapters.vllm import from_samples
-from mmpack.cache import PrefixIndex, predict_cached_tokens
+from mmpack.cache import predict_cached_tokens
 
 pytestmark = pytest.mark.engine
 
@@ -46,11 +46,8 @@ def found_and_predicted(engine, together, n=2, **more):
     "settings",
     [
         {},
-        {"media_cache_gb": 0},
-        {"chunked_prefill": 256},
-        {"block_size": 64},
+        {"media_cache_gb": 0, "block_size": 64, "chunked_prefill": 256},
         {"prefix_caching": False},
-        {"prefix_caching": False, "media_cache_gb": 0},
     ],
     ids=str,
 )
@@ -115,18 +112,3 @@ def test_a_full_cache_gives_blocks_away_in_the_order_predicted():
     assert predicted == found
     _, endless, _ = found_and_predicted(shared_engine(), False)
     assert sum(found) < sum(endless)
-
-
-def test_an_index_of_the_same_blocks_finds_what_the_engine_did():
-    """PrefixIndex, filled as the engine was: its hits are the engine's, last token left out."""
-    engine = shared_engine()
-    samples, found, _ = found_and_predicted(engine, False, n=1)
-    size = engine.llm.llm_engine.vllm_config.cache_config.block_size
-    index = PrefixIndex(2**30, bytes_per_token=1024, block_size=size)
-    hits = []
-    for s in samples:
-        keys = index.keys(s, weights="0")
-        hits.append(index.lookup(keys, s.loss_spans[0].start - 1).tokens)
-        with index.reserve(keys, limit=len(s) - 1):
-            pass
-    assert hits == found

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 import torch
-from support.ranks import spawned
 
 from benchmarks.step import agreement
-from benchmarks.step.agreement import Distance, Result, distance
+from benchmarks.step.agreement import Result, distance
 from benchmarks.step.peers import PEERS
 from benchmarks.step.step import Options, case_of
 from mmpack.adapters.transformers.modules import tower_blocks
@@ -44,21 +43,11 @@ def scaled(gradient, factor):
     return torch.cat([gradient[:10] * factor, gradient[10:]])
 
 
-def test_what_is_right_is_within():
-    assert beyond(result(2)) == [] and beyond(result(2, 1e-4), 1e-4) == []
-
-
 @pytest.mark.parametrize("factor", [1.3, 0.0])
 def test_a_wrong_kind_is_named(factor):
     found = result(2)
     found = changed(found, **{QKV: scaled(found.gradients[QKV], factor)})
     assert beyond(found) == ["gradients", DQ]
-
-
-def test_a_small_kind_does_not_hide_in_the_norm_of_all():
-    found = result(2, 1e-6)
-    found = changed(found, **{QKV: scaled(found.gradients[QKV], 1.3)})
-    assert beyond(found, 1e-6) == [DQ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -76,13 +65,6 @@ def test_no_number_is_refused(where, value):
         logprobs = found.logprobs.clone()
         logprobs[2] = value
         assert beyond(dataclasses.replace(found, logprobs=logprobs)) == ["logprobs"]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_padded_peer_allows_nothing(value):
-    broken = Distance(value, value, value, {DQ: value})
-    right = Distance(1e-4, 1e-4, 1e-4, {DQ: 1e-4})
-    assert right.beyond(broken, torch.float32) == ["gradients", "norm", "logprobs", DQ]
 
 
 def test_a_gradient_that_is_missing_or_too_much():
@@ -123,23 +105,12 @@ def names_beyond(case, factor):
 
 def assert_seen(case):
     assert names_beyond(case, 1.0) == []
-    for factor in (1.3, 0.0):
-        names = names_beyond(case, factor)
-        assert {DQ, "visual.blocks.*.attn.qkv.bias[q]"} <= set(names), names
-        # what lies before the queries in the forward is wrong with them, and nothing else
-        rest = {n for n in names if "[q]" not in n} - {"gradients", "norm"}
-        assert rest <= {"visual.blocks.*.norm1.weight", "visual.patch_embed.proj.weight"}, names
+    names = names_beyond(case, 1.3)
+    assert {DQ, "visual.blocks.*.attn.qkv.bias[q]"} <= set(names), names
+    # what lies before the queries in the forward is wrong with them, and nothing else
+    rest = {n for n in names if "[q]" not in n} - {"gradients", "norm"}
+    assert rest <= {"visual.blocks.*.norm1.weight", "visual.patch_embed.proj.weight"}, names
 
 
 def test_a_wrong_dq_of_a_tower():
     assert_seen(case_of(OPTIONS, NAME, "geo", CPU))
-
-
-def on_a_rank(rank, ranks):
-    assert_seen(case_of(OPTIONS, NAME, "geo", CPU, rank, ranks))
-
-
-@pytest.mark.slow
-def test_a_wrong_dq_under_fsdp(tmp_path):
-    """Parts of a fused weight are those of the whole, of which each rank has some rows."""
-    spawned(on_a_rank, 2, tmp_path)

@@ -1,7 +1,5 @@
 """Charts of what a step consists of: their bars are the rows' figures, and a miss is shown as one."""
 
-import json
-import shutil
 import sys
 
 import pytest
@@ -60,81 +58,3 @@ def test_a_loader_that_hides_nothing_is_missed(exposed, kind):
     ] * 2
     assert [b.value for b in copies.groups[0].bars] == [44.0, 5.0]
     assert chart.headlines[0].faster == 400.0 / exposed and draw.svg(chart)
-
-
-@pytest.mark.parametrize(("kept", "kind"), [(3.0, "own"), (4.5, "missed")])
-def test_kept_features_that_save_nothing_are_missed(kept, kind):
-    row = {"step": "frozen", "seconds_each_pass": 4.0, "seconds_kept": kept, "ratio": 4.0 / kept}
-    row |= {"patches_each_pass": 65_536, "patches_kept": 8_192}
-    chart = CHARTS["features"]({"rows": [row]})
-    assert bars(chart)["frozen", "encoded once"] == (kept, kind)
-    assert "8,192 patches" in draw.svg(chart)
-
-
-def printed(first, others, ahead=None):
-    """What a process of benchmarks/first_step.py prints."""
-    seen = {"triton_compiled": 3, "more": {"stats unique_graphs": 2.0}}
-    parts = [{"part": "import", "seconds": 9.0}]
-    parts += [{"part": "ahead", "seconds": ahead}] * (ahead is not None)
-    return [
-        *parts,
-        *({"part": f"step {i}", "seconds": s, **seen} for i, s in enumerate((first, *others), 1)),
-    ]
-
-
-@pytest.mark.parametrize(("first", "kind"), [(2.0, "own"), (5.4, "missed")])
-def test_a_first_step(first, kind):
-    rows = [
-        FIRST_STEP.row_of("compiled", "empty", printed(34.2, (0.2, 0.1, 0.1))),
-        FIRST_STEP.row_of("compiled", "full", printed(first, (0.2, 0.1, 0.1))),
-        FIRST_STEP.row_of("compiled", "ahead", printed(0.1, (0.1, 0.1, 0.1), 5.5)),
-    ]
-    assert [row["more_seconds"] for row in rows] == pytest.approx([34.1, first - 0.1, 0.0])
-    assert rows[2]["caches"] == "full, compiled ahead"
-    assert (rows[1]["caches"], rows[1]["graphs"], rows[1]["kernels_compiled"]) == ("full", 2, 3)
-    found = bars(CHARTS["first_step"](json.loads(json.dumps({"rows": rows}))))
-    assert found["compiled layers", "caches empty"][1] == "beside"
-    assert found["compiled layers", "caches full"][1] == kind
-    assert found["compiled layers", "caches full, 5.50 s compiled ahead"] == (0.0, "own")
-
-
-def test_a_first_step_that_is_cut_off_names_what_is_left(monkeypatch):
-    written = []
-
-    def process(layers, state, caches, folder):
-        if (layers, state) == ("compiled", "full"):
-            raise KeyboardInterrupt
-        return FIRST_STEP.row_of(layers, state, printed(0.3, (0.2, 0.1, 0.1)))
-
-    monkeypatch.setattr(sys, "argv", ["first_step.py"])
-    monkeypatch.setattr(FIRST_STEP, "process", process)
-    monkeypatch.setattr(
-        FIRST_STEP, "write", lambda _, rows, left: written.append((len(rows), left))
-    )
-    with pytest.raises(KeyboardInterrupt):
-        FIRST_STEP.main()
-    count, left = written[-1]
-    assert count == 3
-    names = ["compiled layers, caches full", "compiled layers, caches full, compiled ahead"]
-    assert [row["name"] for row in left] == names and all("did_not_run" in row for row in left)
-
-
-def test_pages_begin_with_these_charts(tmp_path):
-    machine = {"device": "GPU", "command": "python", "versions": {"torch": "2.11"}, "floors": {}}
-    feature = {"step": "frozen", "seconds_each_pass": 4.0, "seconds_kept": 3.0, "ratio": 4 / 3}
-    feature |= {"patches_each_pass": 8, "patches_kept": 1}
-    reports = {
-        "tower_attention": [tower_row("one by one", 9.0), tower_row("varlen", 0.5, True)],
-        "loader": loader_rows(80.0),
-        "features": [feature],
-        "first_step": [FIRST_STEP.row_of("eager", "full", printed(0.3, (0.2, 0.1, 0.1)))],
-    }
-    for name, rows in reports.items():
-        text = json.dumps(machine | {"op": name, "rows": rows})
-        (tmp_path / f"{name}.json").write_text(text)
-    shutil.copy(RENDER.RESULTS / "gather_rows.json", tmp_path)  # with a share of a floor
-    made = RENDER.made(tmp_path, f"{RENDER.BEGIN}{RENDER.END}")
-    for name in reports:
-        page = made[RENDER.OPS / f"{name}.md"]
-        assert f"({name}.svg)" in page and made[RENDER.OPS / f"{name}.svg"].startswith("<")
-    assert "encoded once" in made[RENDER.OPS / "overview.svg"]

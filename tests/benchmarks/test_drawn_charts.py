@@ -4,13 +4,11 @@ import io
 import json
 import re
 import sys
-from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
-import matplotlib
 import pytest
-from PIL import Image, ImageColor, ImageFont
+from PIL import Image, ImageColor
 from support.benchmarks import FOLDER, benchmark
 
 RENDER = benchmark("render")
@@ -76,96 +74,12 @@ def test_where_a_peer_is_better_ours_is_missed():
     assert kinds(own, draw.Bar("e", None, "out of memory")) == ["own", "peer"]
 
 
-def test_equal_charts_are_equal_bytes_whatever_a_user_s_settings_are():
-    before = draw.svg(a_chart())
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.grid": True}):
-        assert draw.svg(a_chart()) == before
-    assert "<title>How &lt;long&gt;?</title>" in before and "2 s &lt;&amp;</text>" in before
-    assert not re.search(r"\d{4}-\d\d-\d\d|Matplotlib v", before)
-
-
-def luminance(colour):
-    """WCAG 2.2, relative luminance."""
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("night", [0, 1])
-def test_contrast(night):
-    """WCAG 2.2 AA: 4.5 for text, 3 for what must be seen to understand."""
-    paper = luminance(draw.COLOURS["paper"][night])
-    for name, both in draw.COLOURS.items():
-        light, dark = sorted((luminance(both[night]), paper), reverse=True)
-        least = {"paper": 1, "grid": 1, "ink": 4.5, "quiet": 4.5}.get(name, 3)
-        assert (light + 0.05) / (dark + 0.05) >= least, name
-    assert len({both[0] for both in draw.COLOURS.values()}) == len(draw.COLOURS)
-
-
-@cache
-def font(bold, size):
-    """The file that matplotlib brings."""
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / file, size)
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_text_is_on_the_paper_and_apart(name):
-    """By the widths of DejaVu Sans, which are larger than those of other usual fonts."""
-    text = draw.svg(RENDER.CHARTS[name](RESULTS[name]))
-    boxes = []
-    for one in ElementTree.fromstring(text).iter(f"{SVG}text"):
-        style = one.get("style")
-        size = float(re.search(r"(\d+)px", style)[1])
-        wide = font("font-weight: 700" in style, size).getlength(one.text)
-        anchor = re.search(r"text-anchor: (\w+)", style)
-        x, y = float(one.get("x")), float(one.get("y"))
-        x -= wide * {"start": 0, "middle": 0.5, "end": 1}[anchor[1] if anchor else "start"]
-        boxes.append((x, x + wide, y - 0.75 * size, y, one.text))
-    off = [box for box in boxes if box[0] < draw._MARGIN - 0.5 or box[1] > draw.WIDTH]
-    assert off == []
-    apart = [
-        (a[4], b[4])
-        for k, a in enumerate(boxes)
-        for b in boxes[:k]
-        if a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
-    ]
-    assert apart == []
-
-
 def test_every_report_has_a_chart_and_every_page_begins_with_it():
     assert set(RESULTS) <= set(RENDER.CHARTS)
     assert set(RENDER.CHARTS) <= {path.stem for path in FOLDER.glob("*.py")}
     for name in [*RESULTS, "step"]:
         page = (RENDER.ROOT / RENDER.OPS / f"{name}.md").read_text(encoding="utf-8")
         assert page.splitlines()[2].endswith(f"]({name}.svg)")
-
-
-def test_every_benchmark_of_a_gpu_has_a_chart():
-    """Else the page of its report can't be made, once there is one."""
-    scripts = (RENDER.RESULTS.parent).glob("*.py")
-    found = [
-        re.search(r'gpu\.arguments\(\s*"(\w+)"', s.read_text(encoding="utf-8")) for s in scripts
-    ]
-    names = {match[1] for match in found if match}
-    assert len(names) > 10 and names <= set(RENDER.CHARTS)
-
-
-def test_a_fitted_cost_beside_what_was_measured():
-    """As benchmarks/cost_model.py writes it: of the only micro-batch of a kind there is no bar."""
-    row = {"workload": "geo", "samples": 8, "layout": "shared", "seconds": 2.0, "left_out": 0.9}
-    alone = row | {"samples": 1, "layout": "plain", "left_out": None}
-    chart = RENDER.CHARTS["cost_model"]({"rows": [{"section": "Fit"}, row, alone]})
-    bars = draw._bars(chart.panels)
-    assert [(bar.value, bar.text) for bar in bars] == [
-        (0.9, "0.90 × 2.00 s"),
-        (None, "2.00 s, not left out"),
-    ]
-
-
-def test_a_report_without_a_headline_s_row_is_named():
-    with pytest.raises(ValueError, match="no row of"):
-        pick.one([{"name": "a"}], name="mmpack recompute")
 
 
 def test_misses_are_drawn_as_missed():

@@ -19,15 +19,6 @@ def test_balance_beside_verl_is_at_least_half_of_what_it_is_held_to():
         assert theirs / ours >= case.floor / 2, case.what
 
 
-@pytest.mark.slow
-def test_every_ratio_is_at_least_half_of_what_it_is_held_to():
-    pytest.importorskip("trl")
-    found = [row for row in host().measured(runs=5, share=1 / 8) if "did_not_run" not in row]
-    assert len(found) >= 8
-    slow = [(row["what"], row["x_faster"]) for row in found if row["x_faster"] < row["floor"] / 2]
-    assert not slow
-
-
 def test_a_row_below_its_floor_is_an_error(monkeypatch, capsys, tmp_path):
     module = host()
     rows = [
@@ -41,11 +32,3 @@ def test_a_row_below_its_floor_is_an_error(monkeypatch, capsys, tmp_path):
     rows[0]["x_faster"] = 1.5
     assert module.main() == 0
     assert (tmp_path / "host.json").exists()
-
-
-def test_in_turn_takes_the_least_time_of_each():
-    def spin(n):
-        return lambda: sum(range(n))
-
-    short, long = host().in_turn(spin(10_000), spin(1_000_000), 3)
-    assert 0 < short < long

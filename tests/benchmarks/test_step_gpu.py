@@ -22,19 +22,8 @@ PEERS = ["padded", "padded-tower-no-mask", "plain", "shared", "shared-compiled"]
 def test_peers_are_right_and_timed(model, tmp_path):
     out = tmp_path / "step.json"
     peers = [option for peer in PEERS for option in ("--peer", peer)]
-    args = [
-        *peers,
-        "--model",
-        model,
-        "--workload",
-        "geo",
-        "--layers",
-        "2",
-        "--repeats",
-        "2",
-        "--out",
-        out,
-    ]
+    args = [*peers, "--model", model, "--workload", "geo", "--layers", "2", "--repeats", "2"]
+    args += ["--out", out]
     done = call_mmpack(*args, main=main)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["peer"]: row for row in json.loads(out.read_text())["rows"]}

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from support.benchmarks import benchmark
 
-from benchmarks.step import page
-from benchmarks.step.figures import figures
 from benchmarks.step.targets import targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,17 +38,6 @@ def rows():
     ]
 
 
-def test_only_what_has_something_beside_it(rows):
-    lonely = [row("shared", 1.0, workload="long"), row("padded", 1.0, workload="pictures")]
-    assert figures(rows + lonely) == figures(rows)
-
-
-def test_whole_runs_are_of_one_gpu_and_one_device(rows):
-    others = [row("shared", 1.0, ranks=2), row("shared", 1.0, options={"layers": 2})]
-    others.append(row("shared", 1.0, device="another"))
-    assert page.whole_runs(rows + others) == rows and page.whole_runs([]) == []
-
-
 def test_targets(rows):
     rows[4]["ideal_seconds"] = 1.98
     rows[3]["ideal_seconds"] = 3.77
@@ -73,43 +60,6 @@ def test_targets(rows):
     assert not next(t for t in targets(rows) if t.what == "shared to plain").met
 
 
-def test_a_bar_without_a_row_has_no_column(rows):
-    named = "padded, as TRL"
-    without = [one for one in rows if one["peer"] != "padded"]
-    text = page.section(without, "a.svg", "", without)
-    assert named not in text and "padded, best" in text
-    assert named in page.section(rows, "a.svg", "", rows)
-
-
-def test_padded_batches_are_named_as_they_were_measured(rows):
-    several = page.section(rows, "a.svg", "", rows)
-    assert "TRL calls the model (`padded`)," in several and "(`padded-tower`)." in several
-    one = [r for r in rows if r["peer"] != "padded"]
-    for text in (page.section(one, "a.svg", "", one), page.headline(one, "a", "b", 1, "c")):
-        assert "only this one was timed with this" in text.replace("\n", " ")
-        assert "`padded-tower`" in text and "`padded`" not in text
-
-
-def test_the_check_and_the_marks_are_those_of_the_rows(rows):
-    def text_of(rows):
-        report = {"machines": {"GPU": {"torch": "2.11"}}, "rows": rows}
-        return page.all_rows(report).replace("\n", " ")
-
-    new = [r | {"compiled_in_first": 0} for r in rows]
-    assert "earlier way" not in text_of(new) and "not recorded" not in text_of(new)
-    old = [new[0] | {"separate": {}}, rows[1], *new[2:]]
-    assert f"1 of the {len(rows)} rows here were checked in an earlier way" in text_of(old)
-    assert f"(not recorded for 1 of the {len(rows)} rows)" in text_of(old)
-
-
-def test_what_several_gpus_miss_is_named(rows):
-    pair = [one | {"ranks": 2} for one in rows if one["peer"] in ("plain", "shared")]
-    pair = [one | {"seconds": one["ideal_seconds"] * 2} for one in pair if one["workload"] == "geo"]
-    slow = [one | {"seconds": one["seconds"] * (1 + (one["peer"] == "shared"))} for one in pair]
-    assert "- missed: qwen2.5-vl-7b geo 2 ranks" in page.section(rows, "a.svg", "", rows + slow)
-    assert "2 ranks: shared to plain" not in page.section(rows, "a.svg", "", rows + pair)
-
-
 def test_pages_without_a_row(tmp_path):
     """They name how to measure, and no figure."""
     made = benchmark("render").made(
@@ -119,24 +69,6 @@ def test_pages_without_a_row(tmp_path):
     readme = made[Path("README.md")]
     assert readme == "before\n<!-- step: benchmarks/render.py -->\n<!-- /step -->\nafter\n"
     assert "benchmarks.step" in made[Path("docs/performance.md")]
-
-
-def test_only_rows_that_were_held_kind_by_kind_are_said_to_be(rows):
-    def said(chosen):
-        report = {"machines": {"GPU": {"torch": "2"}}, "rows": chosen}
-        return " ".join(page.all_rows(report).split())
-
-    ran = sum("seconds" in one for one in rows)
-    error = {"gradients": 1e-2, "norm": 1e-3, "logprobs": 1e-2}
-    old = [one | {"error": error} for one in rows]
-    assert f"None of the {ran} rows with times were held so: they were measured before" in said(old)
-    new = [one | {"error": error | {"kinds": {"a": 1e-2}}} for one in rows]
-    mixed = new[:2] + old[2:]
-    assert f"2 of the {ran} rows with times were held so; the others" in said(mixed)
-    named = said(mixed).partition("it was checked: ")[2].partition("). ")[0]
-    timed = [one for one in rows[2:] if "seconds" in one]
-    assert timed and named.count("`") == 2 * len(timed)
-    assert f"{ran} of the {ran} rows with times were held so." in said(new)
 
 
 def test_pages_of_rows(rows, tmp_path):

@@ -8,7 +8,6 @@ import random
 import resource
 import subprocess
 import sys
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -48,21 +47,6 @@ def test_what_is_read_is_what_was_put(tmp_path_factory, values):
         assert (list(store), len(store), key(0) in store) == ([key(0)], 1, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
-def test_tensors(store, dtype):
-    values = torch.randn(8, 6).mul(50).to(dtype)
-    store.put(key(0), values[::2])
-    assert torch.equal(torch.as_tensor(store[key(0)]), values[::2])
-
-
-def test_a_mapping_as_pack_reads_it(store):
-    store.put(key(0), pixels(0))
-    assert store.get(key(1)) is None and store.get(key(1), 5) == 5
-    with pytest.raises(KeyError):
-        store[key(1)]
-    assert dict(store).keys() == {key(0)}
-
-
 def private() -> int:
     """KB of this process that no other shares."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -94,11 +78,11 @@ def test_an_array_outlives_its_file_and_store(tmp_path):
 
 def test_more_arrays_than_open_files(store):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for i in range(100):
+    for i in range(30):
         store.put(key(i), pixels(i))
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
     try:
-        read = [store[key(i)] for i in range(100)]
+        read = [store[key(i)] for i in range(30)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert all(np.array_equal(x, pixels(i)) for i, x in enumerate(read))
@@ -217,16 +201,6 @@ def test_what_is_held_stays_and_is_told_when_nothing_else_can_go(tmp_path):
         assert set(store) == {key(0), key(2)}
 
 
-def test_two_puts_are_released_twice(tmp_path):
-    with BlobFolder(tmp_path, max_bytes=SIZE) as store:
-        for _ in range(2):
-            store.put(key(0), pixels(0))
-        store.release([key(0)])
-        assert store.remove([key(0)]) == 0
-        store.release([key(0), key(5)])
-        assert store.remove([key(0)]) == 1
-
-
 @pytest.mark.parametrize("end", ["release", "kill"])
 def test_another_process_holds_until_it_lets_go_or_dies(tmp_path, end):
     with (
@@ -244,22 +218,6 @@ def test_another_process_holds_until_it_lets_go_or_dies(tmp_path, end):
         assert np.array_equal(store[key(0)], pixels(0))
         store.put(key(1), pixels(1))
         assert set(store) == {key(1)}
-
-
-def test_a_fork_holds_nothing_of_its_parents(store):
-    store.put(key(0), pixels(0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks of a process with threads
-        child = os.fork()
-    if not child:
-        try:
-            store.release([key(0)])
-            store.put(key(1), pixels(1))
-            os._exit(store.remove([key(0)]))
-        finally:
-            os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert store.remove([key(0)]) == 0 and store.remove([key(1)]) == 1
 
 
 # the limit of a file's size stands for a full disk, which needs no rights to be made
@@ -333,13 +291,3 @@ def test_a_source_is_asked_once(tmp_path):
         path.write_bytes(b"damaged")
         assert np.array_equal(store[key(0)], pixels(0)) and store.stats.fetched == 2
         assert store.remove([key(0)]) == 1  # reading holds nothing
-
-
-def test_what_a_full_store_fetches_is_handed_out_unkept(tmp_path):
-    far = {key(i): pixels(i) for i in range(3)}
-    with BlobFolder(tmp_path, max_bytes=SIZE, source=far) as store:
-        store.put(key(0), pixels(0))
-        with pytest.warns(RuntimeWarning, match="until then each process fetches media for itself"):
-            assert np.array_equal(store[key(1)], pixels(1))
-        assert np.array_equal(store[key(2)], pixels(2))
-        assert set(store) == {key(0)} and store.stats.unwritten == 2

@@ -10,7 +10,6 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.blobs import BlobFolder, take
-from mmpack.errors import BlobError
 
 
 @pytest.fixture
@@ -52,11 +51,3 @@ def test_packs_are_the_same_bits(samples, tmp_path, dtype):
     assert len(before) - len(pickle.dumps(lean)) > 0.1 * pixels
     with BlobFolder(tmp_path / "other") as store:
         assert take(lean, store) == lean and len(store) == 0  # there is nothing to take
-
-
-def test_what_does_not_fit_holds_nothing(samples, tmp_path):
-    with BlobFolder(tmp_path, max_bytes=200_000) as store:
-        with pytest.raises(BlobError, match="MM503"):
-            take(samples, store)
-        assert len(store) > 0 and store.remove(list(store)) > 0
-        assert len(store) == 0

@@ -72,19 +72,13 @@ ROW = 2 * 6 * 4  # bytes of a token: two levels of six floats
 
 def test_each_medium_is_encoded_once(media):
     store = FeatureStore(10**6)
-    for keys in ("ab", "bca", "c"):
+    for keys in ("aba", "bca", "c"):
         assert_are(media.fetch(store, keys), media, keys)
     assert media.calls == [["a", "b"], ["c"]]
     stats = store.stats
-    assert (stats.hits, stats.misses) == (3, 3)
-    assert (stats.patches_encoded, stats.patches_saved) == (9, 3 + 2 + 4)
+    assert (stats.hits, stats.misses) == (4, 3)
+    assert (stats.patches_encoded, stats.patches_saved) == (9, 2 + 3 + 2 + 4)
     assert (stats.device_bytes, stats.host_bytes) == (9 * ROW, 0)
-
-
-def test_a_medium_that_comes_twice_in_one_call_is_encoded_once(media):
-    store = FeatureStore(10**6)
-    assert_are(media.fetch(store, "aba"), media, "aba")
-    assert sorted(media.calls[0]) == ["a", "b"] and len(media.calls) == 1
 
 
 def test_what_was_used_least_recently_leaves_first(media):
@@ -105,29 +99,6 @@ def test_what_leaves_the_device_waits_on_the_host(media):
     assert store.stats.hits == 2 and store.stats.device_bytes + store.stats.host_bytes == 9 * ROW
 
 
-def test_the_host_has_a_budget_too(media):
-    store = FeatureStore(0, host_bytes=4 * ROW)
-    for keys in ("a", "c", "a"):
-        assert_are(media.fetch(store, keys), media, keys)
-    assert store.stats.host_bytes == 2 * ROW and store.stats.device_bytes == 0
-    assert (store.stats.spilled, store.stats.dropped) == (3, 2)
-
-
-def test_no_budget_holds_nothing(media):
-    store = FeatureStore(0)
-    for _ in range(2):
-        assert_are(media.fetch(store, "ab"), media, "ab")
-    assert len(media.calls) == 2 and store.stats.dropped == 4
-
-
-def test_views_of_a_chunk_are_not_held(media):
-    store = FeatureStore(10**6)
-    whole = torch.randn(100, 6)
-    store.fetch(media.tower, ["a"], [2], lambda _: [(whole[:2],)])
-    (found,) = store.fetch(media.tower, ["a"], [2], lambda _: 1 / 0)
-    assert found[0].untyped_storage().nbytes() == 2 * 6 * 4
-
-
 def by_optimizer(module):
     for p in module.parameters():
         p.grad = torch.ones_like(p)
@@ -142,20 +113,6 @@ def by_new_data(module):
     module[1].base.weight.data = module[1].base.weight.data.clone().neg_()
 
 
-def by_loading(module):
-    module.load_state_dict(made(seed=3).state_dict())
-
-
-def by_assigning(module):
-    module.load_state_dict(made(seed=3).state_dict(), assign=True)
-
-
-def by_merging(module):
-    """As PEFT merges LoRA."""
-    block = module[0]
-    block.base.weight.data += block.scaling["default"] * block.adapter.weight
-
-
 def by_swapping(module):
     weight = module[0].base.weight.data
     weight[[0, 1]] = weight[[1, 0]]
@@ -165,20 +122,14 @@ def by_a_buffer(module):
     module[1].table.data[3] += 1e-6
 
 
-def by_another_dtype(module):
-    module.bfloat16()
-
-
 def in_inference_mode(module):
     with torch.inference_mode():
         module[0].base.bias.mul_(1.001)
 
 
-CHANGES = (by_optimizer, by_data, by_new_data, by_loading, by_assigning, by_merging, by_swapping)
-CHANGES += (by_a_buffer, by_another_dtype, in_inference_mode)
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [by_optimizer, by_data, by_new_data, by_swapping, by_a_buffer, in_inference_mode]
+)
 def test_changed_weights_are_refused_however_they_changed(media, change):
     store, module = FeatureStore(10**6), media.tower.modules[0]
     media.fetch(store, "ab")
@@ -191,21 +142,7 @@ def test_changed_weights_are_refused_however_they_changed(media, change):
     assert not store.fits(media.tower)
     store.clear()
     assert store.stats.device_bytes == 0
-    if change is by_another_dtype:
-        media.pixels = {k: x.bfloat16() for k, x in media.pixels.items()}
     assert_are(media.fetch(store, "a"), media, "a")
-
-
-def test_a_change_that_was_taken_back_is_none(media):
-    store, weight = FeatureStore(10**6), media.tower.modules[0][0].base.weight
-    media.fetch(store, "a")
-    before = weight.detach().clone()
-    weight.data.zero_()
-    with pytest.raises(mp.ModelError, match="weights changed"):
-        media.fetch(store, "a")
-    weight.data.copy_(before)
-    assert_are(media.fetch(store, "a"), media, "a")
-    assert len(media.calls) == 1
 
 
 def test_adapters_that_are_switched_or_scaled_have_features_of_their_own(media):
@@ -218,35 +155,17 @@ def test_adapters_that_are_switched_or_scaled_have_features_of_their_own(media):
     assert len(media.calls) == 3
 
 
-def test_autocast_has_features_of_its_own(media):
+def test_autocast_and_the_invariant_mode_have_features_of_their_own(media):
     store = FeatureStore(10**6)
     full = media.fetch(store, "a")[0][0]
     with torch.autocast("cpu", torch.bfloat16):
         half = media.fetch(store, "a")[0][0]
     assert full.dtype != half.dtype or not torch.equal(full, half)
     assert torch.equal(media.fetch(store, "a")[0][0], full)
-    assert len(media.calls) == 2
-
-
-def test_the_invariant_mode_has_features_of_its_own(media):
-    store = FeatureStore(10**6)
-    for _ in range(2):
+    with batch_invariant():
         media.fetch(store, "a")
-        with batch_invariant():
-            media.fetch(store, "a")
-    assert len(media.calls) == 2
-
-
-def test_modes_that_change_nothing_share_features(media):
-    store, module = FeatureStore(10**6), media.tower.modules[0]
     media.fetch(store, "a")
-    module.eval()
-    module[0].gradient_checkpointing = True
-    assert_are(media.fetch(store, "a"), media, "a")
-    module.requires_grad_(True)
-    with torch.no_grad():
-        assert_are(media.fetch(store, "a"), media, "a")
-    assert len(media.calls) == 1
+    assert len(media.calls) == 3
 
 
 def test_a_trained_tower_is_refused(media):
@@ -295,15 +214,6 @@ def test_an_equal_tower_of_another_model_shares(media):
     assert_are(media.fetch(store, "a"), media, "a")
 
 
-def test_another_tower_is_refused(media):
-    store = FeatureStore(10**6)
-    media.fetch(store, "ab")
-    with pytest.raises(
-        mp.ModelError, match=r"from another tower.*Fix: keep a FeatureStore for each"
-    ):
-        media.fetch(store, "a", Tower((made(seed=1),)))
-
-
 def test_equality_is_proved_by_all_values_and_once(media, monkeypatch):
     store = FeatureStore(10**6)
     media.fetch(store, "a")
@@ -324,25 +234,7 @@ def test_equality_is_proved_by_all_values_and_once(media, monkeypatch):
         media.fetch(store, "a", Tower((made(seed=0),)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
-def test_the_digest_sees_each_bit(dtype):
-    module = nn.ParameterList([torch.randn(3, 5, 2).to(dtype), torch.ones(()).to(dtype)])
-    module.requires_grad_(False)
-    tower = Tower((module,))
-    before, seen = tower.digest(), set()
-    bytes_of = module[0].view(torch.uint8).view(-1)
-    for i in range(len(bytes_of)):
-        for bit in (1, 128):
-            bytes_of[i] ^= bit
-            seen.add(tower.digest())
-            bytes_of[i] ^= bit
-    assert len(seen) == 2 * len(bytes_of) and before not in seen
-    assert tower.digest() == before
-    module[1].neg_()
-    assert tower.digest() != before
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_the_digest_sees_order_and_signs_in_large_weights(dim, dtype):
     weight = torch.randn(192, 256).to(dtype)
@@ -362,15 +254,6 @@ def test_the_digest_sees_order_and_signs_in_large_weights(dim, dtype):
     for same in (weight.clone(), odd, weight.t().contiguous().t()):
         tower.modules[0][0].data = same
         assert tower.digest() == before
-
-
-def test_budgets_are_whole_numbers():
-    for wrong in (-1, 1.5, None):
-        with pytest.raises(mp.ArgumentError, match="max_bytes"):
-            FeatureStore(wrong)
-    with pytest.raises(mp.ArgumentError, match="host_bytes"):
-        FeatureStore(1, -1)
-    assert "0 media, 0 of 1 bytes" in repr(FeatureStore(1))
 
 
 def halved(module, args, output):

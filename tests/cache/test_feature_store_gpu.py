@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import mmpack as mp
 from mmpack.cache import FeatureStore
 from mmpack.cache.tower import Tower
 
@@ -61,33 +60,3 @@ def test_the_digest_is_the_cpu_s():
     on_gpu[0].weight.data[7, 3] += 1
     assert Tower((module,)).digest() != Tower((on_gpu,)).digest()
     assert not Tower((module,)).equals(Tower((on_gpu,)))
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_an_optimizer_s_step_makes_it_stale(fused):
-    module, store = made().requires_grad_(True), FeatureStore(2**20)
-    x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad():
-        store.fetch(Tower((module,)), ["a"], [1], lambda _: [(module(x),)])
-    module(x).sum().backward()
-    torch.optim.AdamW(module.parameters(), lr=1e-2, fused=fused).step()
-    with torch.no_grad(), pytest.raises(mp.ModelError, match="weights changed"):
-        store.fetch(Tower((module,)), ["a"], [1], lambda _: 1 / 0)
-
-
-def test_features_that_came_back_in_inference_mode_can_be_trained_on():
-    module, store = made(), FeatureStore(SIZE, host_bytes=4 * SIZE)
-
-    def fetch(key):
-        return store.fetch(
-            Tower((module,)), [key], [1], lambda _: [(module.weight.repeat(16, 1),) * 4]
-        )
-
-    with torch.inference_mode():
-        for key in "aba":
-            fetch(key)
-    assert store.stats.restored == 1
-    ((level, *_),) = fetch("a")
-    weight = torch.ones(64, 1, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    (level @ weight).sum().backward()  # saves the features
-    assert not level.is_inference() and weight.grad is not None

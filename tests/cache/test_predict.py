@@ -64,9 +64,7 @@ def test_a_full_cache_gives_away_what_was_freed_first():
     [
         ({"block_size": 0}, "block_size is 0"),
         ({"adapters": ["a", "b"]}, "2 adapters, for 1 samples"),
-        ({"adapters": "a"}, "adapters is of type str"),
         ({"adapters": 5}, "adapters is of type int"),
-        ({"adapters": [5]}, "an adapter is of type int"),
         ({"media_key": "sha256"}, "media_key is of type str"),
         ({"num_blocks": 2}, "needs more than the 2 blocks"),
         ({"num_blocks": 9, "together": True}, "one after the other"),
@@ -77,15 +75,9 @@ def test_a_full_cache_gives_away_what_was_freed_first():
 def test_wrong_arguments_are_named(about, said):
     with pytest.raises(ArgumentError, match=rf"predict_cached_tokens: .*{said}.*Fix: "):
         predict_cached_tokens([asked(33, name="x")], **about)
-    with pytest.raises(ArgumentError, match="expected a list of Sample"):
-        predict_cached_tokens(asked(33))
-    with pytest.raises(ArgumentError, match="a sample is of type int"):
-        predict_cached_tokens([3])
     recorded = asked(33, name="x")
     recorded.media[0].metadata = {"vllm_hash": 7}
     with pytest.raises(ArgumentError, match=r"'vllm_hash'.*of type int"):
         predict_cached_tokens([recorded])
-    with pytest.raises(ArgumentError, match="a sample is None"):
-        predict_cached_tokens([None])
     with pytest.raises(ArgumentError, match="media_key gives is of type int"):
         predict_cached_tokens([make_sample([("image", (1, 4, 6))])], media_key=lambda medium: 5)

@@ -3,20 +3,17 @@
 import copy
 import hashlib
 import os
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from support.process import run_python
 from support.samples import make_medium, make_sample, samples
 
 import mmpack as mp
 from mmpack.cache import prefix_keys
-from mmpack.cache.keys import KEY_BYTES, chained
-from mmpack.demo.qwen_processor import qwen_vl_processor
+from mmpack.cache.keys import chained
 from mmpack.errors import ArgumentError
 from mmpack.layout.fingerprint import cache_key
 
@@ -38,28 +35,11 @@ def shared(a, b):
     return count
 
 
-def test_whole_blocks_only():
-    sample = one()
-    for size in (1, 4, 16, 64):
-        keys = prefix_keys(sample, size, weights="w1")
-        assert len(keys) == len(sample) // size and keys.num_tokens == len(sample)
-        assert all(len(k) == KEY_BYTES for k in keys.blocks)
-    assert len(set(blocks(sample))) == len(sample) // 4
-
-
 def test_equal_ids_with_another_picture():
     a, b = one("x"), one("y")
     assert np.array_equal(a.input_ids, b.input_ids) and a.media[0].grid_thw == b.media[0].grid_thw
     start = a.modality_spans[0].start
     assert shared(blocks(a), blocks(b)) == start // 4 > 0
-
-
-def test_the_picture_counts_only_from_its_place_on():
-    size = 5
-    a, b = one("x"), one("y")
-    last = a.modality_spans[0].stop
-    assert last % size  # a block with the picture's end and text
-    assert blocks(a, size)[last // size] != blocks(b, size)[last // size]
 
 
 def test_pictures_exchanged():
@@ -75,15 +55,6 @@ def test_pictures_exchanged():
     assert shared(blocks(a, 1), blocks(c, 1)) == second
 
 
-def test_the_same_picture_at_another_place_in_its_block():
-    """Placeholders all the way: the ids are the same, the pictures begin elsewhere."""
-    places = [(0, 6, b"x" * 32), (6, 12, b"y" * 32)]
-    moved = [(0, 5, b"x" * 32), (5, 12, b"y" * 32)]
-    ids = np.full((12, 1), 151655)
-    a, b = (list(chained(b"", ids, 4, p)) for p in (places, moved))
-    assert shared(a, b) == 0  # a picture of another length is another one from its first token on
-
-
 @pytest.mark.parametrize(
     "about",
     [
@@ -96,13 +67,6 @@ def test_the_same_picture_at_another_place_in_its_block():
 )
 def test_another_version_shares_nothing(about):
     assert shared(blocks(one()), blocks(one(), **about)) == 0
-
-
-def test_versions_are_not_run_together():
-    assert (
-        shared(blocks(one(), weights="ab", adapter="c"), blocks(one(), weights="a", adapter="bc"))
-        == 0
-    )
 
 
 def test_families_and_block_sizes_share_nothing():
@@ -138,24 +102,6 @@ def test_videos_of_equal_frames_at_other_times():
     assert shared(a, b) == 1 and a == blocks(film(1.0))
 
 
-def test_one_picture_under_other_max_pixels():
-    """Through real processors: the picture is small enough that grids and ids are the same."""
-    pixels = np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8)
-    found = []
-    for limit in (16, 32):
-        processor = mp.wrap_processor(qwen_vl_processor(max_pixels=limit * 28 * 28))
-        parts = [{"type": "image", "image": Image.fromarray(pixels)}, {"type": "text", "text": "?"}]
-        found.append(
-            processor(
-                [{"role": "user", "content": parts}], response_ids=[5], sample_id="s", group_id="g"
-            )
-        )
-    a, b = found
-    assert np.array_equal(a.input_ids, b.input_ids) and a.media[0].grid_thw == b.media[0].grid_thw
-    assert a.media[0].content_hash == b.media[0].content_hash
-    assert shared(blocks(a), blocks(b)) == a.modality_spans[0].start // 4
-
-
 def test_settings_alone_change_the_media_name():
     a, b = one(), one()
     medium = make_medium("x", (1, 4, 6))
@@ -164,7 +110,7 @@ def test_settings_alone_change_the_media_name():
     assert shared(blocks(a), blocks(b)) == a.modality_spans[0].start // 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(samples(), st.integers(1, 7), st.data())
 def test_what_changes_changes_all_after_it(sample, size, data):
     keys = blocks(sample, size)
@@ -208,17 +154,13 @@ def test_a_key_is_the_hash_of_what_the_module_says():
     ("about", "said"),
     [
         ({"weights": ""}, "weights is empty"),
-        ({"weights": None}, "weights is None"),
         ({"adapter": 3}, "adapter is of type int"),
         ({"block_size": 0}, "block_size is 0"),
-        ({"block_size": 2.0}, "block_size is 2.0"),
         ({"positions": np.zeros((3, 2), dtype=np.int64)}, "positions have shape"),
         (
             {"positions": np.full((3, len(one())), np.nan)},
             "positions is a numpy array, dtype float64",
         ),
-        ({"positions": [[1], [2, 3]]}, "positions is of type list, dtype object"),
-        ({"position_rule": ["mrope"]}, "position_rule is of type list"),
         ({"positions": np.full((3, len(one())), 2**63, np.uint64)}, "positions are beyond int64"),
         ({"position_rule": 5}, "position_rule is of type int"),
     ],
@@ -231,28 +173,6 @@ def test_wrong_arguments_are_named(about, said):
         prefix_keys([one()], weights="w")
 
 
-@pytest.mark.slow
-def test_ten_million_keys_without_a_collision():
-    """Their first 8 of 32 bytes are all different already: by chance 3e-6 of such sets have two that are not.
-
-    Of whole keys n² / 2^257 = 4e-64. Neighbours differ by one id, one position, or one place of one picture.
-    """
-    count, run = 10_000_000, 10_000
-    found = np.empty(count, dtype=np.uint64)
-    picture = hashlib.sha256(b"p").digest()
-    for start in range(0, count, run):
-        kind, number = divmod(start // run, 250)
-        ids = np.zeros((run, 2), dtype=np.int64)
-        ids[0, kind % 2] = number + 1
-        places = [(k, k + 1, picture) for k in range(number, run, 251)] if kind >= 2 else []
-        first = str(kind // 2).encode()
-        keys = b"".join(key[:8] for key in chained(first, ids, 1, places))
-        found[start : start + run] = np.frombuffer(keys, dtype=np.uint64)
-    found.sort()
-    assert len(found) == count and (found[1:] != found[:-1]).all()
-    assert all(a < b for a, b in pairwise(found[:100].tolist()))
-
-
 def test_masked_tokens_have_no_keys():
     """Their KV is seen by no later token, so equal ids would be a wrong hit."""
     sample = one()
@@ -261,10 +181,3 @@ def test_masked_tokens_have_no_keys():
     sample.attention_mask[3] = 0
     with pytest.raises(ArgumentError, match=r"masked tokens.* Fix: "):
         blocks(sample)
-
-
-def test_positions_of_unsigned_numbers_are_those_numbers():
-    """Beside ids of int64 they would become float64, which can't tell large ones apart."""
-    at = np.full((1, len(one())), 2**60, np.uint64)
-    assert not shared(blocks(one(), positions=at), blocks(one(), positions=at + np.uint64(1)))
-    assert blocks(one(), positions=at) == blocks(one(), positions=at.astype(np.int64))

@@ -14,15 +14,7 @@ from mmpack.cache.keys import PrefixKeys
 from mmpack.errors import ArgumentError
 from mmpack.ops.rows.scatter import scatter_rows
 
-KINDS = [
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-]
+KINDS = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 
 
 def bits(*shape, dtype):
@@ -53,16 +45,6 @@ def test_bits_go_in_and_come_out(dtype):
         assert same(got, put)
 
 
-def test_other_rows_stay():
-    store = RowStore(8)
-    first = torch.randn(8, 3)
-    store.write(torch.arange(8), [first])
-    store.write(torch.tensor([6, 1]), [torch.full((2, 3), -0.0)])
-    left = [0, 2, 3, 4, 5, 7]
-    assert same(store.read(torch.tensor(left))[0], first[left])
-    assert torch.signbit(store.read(torch.tensor([1, 6]))[0]).all()
-
-
 def test_the_rows_of_an_index_hold_what_was_written_for_them():
     index = PrefixIndex(6 * 4 * 8, bytes_per_token=8, block_size=4)
     store, rng = RowStore(index.num_rows), np.random.default_rng(0)
@@ -84,68 +66,30 @@ def test_the_rows_of_an_index_hold_what_was_written_for_them():
     assert index.stats.hit_tokens > 500 and index.stats.evicted > 50
 
 
-def test_scatter_is_torchs_index_copy():
-    out, values = torch.randn(9, 2, 5), torch.randn(4, 2, 5)
-    index = torch.tensor([8, 0, 3, 5])
-    expected = out.index_copy(0, index, values)
-    scatter_rows(out, index.int(), values)
-    assert torch.equal(out, expected)
-    empty = out.clone()
-    scatter_rows(out, torch.zeros(0, dtype=torch.int64), values[:0])
-    assert torch.equal(out, empty)
-
-
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("rows", "tensors", "said"),
     [
-        (
-            lambda s: s.write(torch.tensor([0, 8]), [torch.zeros(2, 3)]),
-            "from 0 to 8, but the store has 8",
-        ),
-        (lambda s: s.write(torch.tensor([-1]), [torch.zeros(1, 3)]), "from -1 to -1"),
-        (lambda s: s.write(torch.tensor([1, 1]), [torch.zeros(2, 3)]), "rows repeat"),
-        (lambda s: s.write(torch.tensor([1]), [torch.zeros(2, 3)]), "has shape"),
-        (lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3).double()]), "torch.float64"),
-        (
-            lambda s: s.write(torch.tensor([1]), [torch.zeros(1, 3)] * 2),
-            "2 tensors, but the store has 1",
-        ),
-        (lambda s: s.write(torch.tensor([1]), []), "tensors is empty"),
-        (lambda s: s.write(torch.tensor([1]), torch.zeros(1, 3)), "tensors is of type Tensor"),
-        (lambda s: s.write(torch.tensor([1]), [[1.0]]), "tensors_0 is of type list|tensors_0 is a"),
-        (lambda s: s.write([1], [torch.zeros(1, 3)]), "rows is of type list|rows is a"),
-        (lambda s: s.write(np.array([1.0]), [torch.zeros(1, 3)]), "dtype float64"),
-        (lambda s: s.read(torch.tensor([1.0])), "dtype torch.float32"),
-        (lambda s: s.read(torch.tensor([8])), "from 8 to 8"),
-        (lambda s: RowStore(4).read(torch.tensor([0])), "nothing has been written"),
-        (lambda s: RowStore(4).write(torch.tensor([0]), [torch.tensor(1.0)]), "single number"),
-        (lambda s: RowStore(0), "rows is 0"),
-        (
-            lambda s: scatter_rows(torch.zeros(4, 4).T, torch.tensor([0]), torch.zeros(1, 4)),
-            "not contiguous",
-        ),
-        (
-            lambda s: scatter_rows(torch.zeros(4), torch.tensor([4]), torch.zeros(1)),
-            "runs from 4 to 4",
-        ),
-        (
-            lambda s: scatter_rows(torch.zeros(4), torch.tensor([0]), torch.zeros(2)),
-            "values have shape",
-        ),
-        (
-            lambda s: scatter_rows(
-                torch.zeros(4), torch.tensor([0]), torch.zeros(1, requires_grad=True)
-            ),
-            "no gradient",
-        ),
+        ([0, 8], [torch.zeros(2, 3)], "from 0 to 8, but the store has 8"),
+        ([-1], [torch.zeros(1, 3)], "from -1 to -1"),
+        ([1, 1], [torch.zeros(2, 3)], "rows repeat"),
+        ([1], [torch.zeros(2, 3)], "has shape"),
+        ([1], [torch.zeros(1, 3).double()], "torch.float64"),
+        ([1], [torch.zeros(1, 3)] * 2, "2 tensors, but the store has 1"),
+        ([1], [], "tensors is empty"),
+        ([1], torch.zeros(1, 3), "tensors is of type Tensor"),
+        ([1.0], [torch.zeros(1, 3)], "float32"),
     ],
 )
-def test_wrong_arguments_are_named(call, said):
+def test_wrong_arguments_are_named(rows, tensors, said):
     store = RowStore(8)
     store.write(torch.tensor([2]), [torch.ones(1, 3)])
     with pytest.raises(ArgumentError, match=rf"({said}).*Fix: "):
-        call(store)
+        store.write(torch.tensor(rows), tensors)
     assert torch.equal(store.read(torch.tensor([2]))[0], torch.ones(1, 3))
+    with pytest.raises(ArgumentError, match="from 8 to 8"):
+        store.read(torch.tensor([8]))
+    with pytest.raises(ArgumentError, match="nothing has been written"):
+        RowStore(4).read(torch.tensor([0]))
 
 
 def test_a_first_write_in_inference_mode():
@@ -193,7 +137,7 @@ def test_first_writes_of_several_threads_are_all_kept():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(150):
+        for _ in range(50):
             store, together = RowStore(32), threading.Barrier(8)
 
             def write(k, store=store, together=together):

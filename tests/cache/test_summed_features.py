@@ -77,51 +77,6 @@ def test_bf16_gradients_are_added_in_float32_and_rounded_once(pixels):
     assert ((module.bias.grad - wanted) / wanted).abs().max() <= 2**-7
 
 
-def test_the_same_order_gives_the_same_bits(pixels):
-    found = []
-    for _ in range(2):
-        module = made()
-        packs = ("abc", "ca", "b")
-        features = summed(module, pixels, packs)
-        for k, keys in enumerate(packs):
-            losses(fetch(features, keys), k).backward()
-        features.backward()
-        found.append(module.weight.grad)
-    assert torch.equal(*found)
-
-
-def test_a_gradient_that_is_kept_is_not_changed(pixels):
-    """The sum is a copy: what a hook of the pack's graph keeps stays as it was."""
-    features, kept = summed(made(), pixels, "aa"), []
-    for _ in range(2):
-        ((x, _),) = fetch(features, "a")
-        x.register_hook(kept.append)
-        (2 * x).sum().backward()
-    assert all((g == 2).all() for g in kept)
-
-
-def test_what_no_loss_reads_gets_no_gradient(pixels):
-    module = made()
-    features = summed(module, pixels, ["ab"])
-    ((x, _), _) = fetch(features, "ab")
-    x.sum().backward()
-    features.backward()
-    expected = pixels["a"].sum(0).expand(5, 6)
-    assert (module.weight.grad - expected).abs().max() <= 1e-6
-
-
-def test_without_gradients_features_are_plain(pixels):
-    features = summed(made().requires_grad_(False), pixels, "ab")
-    ((x, y),) = fetch(features, "a")
-    assert not (x.requires_grad or y.requires_grad or features.trained)
-    features.backward()  # nothing to do, and nothing forgotten
-    features = summed(made(), pixels, [])
-    with torch.no_grad():
-        ((x, _),) = fetch(features, "a")
-    assert not x.requires_grad and features.trained
-    features.backward()
-
-
 def test_zero_reaches_every_weight(pixels):
     module = made()
     module.bias.requires_grad_(False)
@@ -150,26 +105,11 @@ def test_a_tower_that_changes_within_is_refused(pixels, change, why):
     assert module.weight.grad is None
 
 
-def test_another_tower_is_refused(pixels):
-    features = summed(made(), pixels, "a")
-    with pytest.raises(mp.ModelError, match="of another model"):
-        features.fetch(Tower((made(),)), ["a"], [2], lambda _: [])
-
-
 def returned(features, keys):
     """A forward of these media, with its backward."""
     ((x, _), *_) = fetch(features, keys)
     x.sum().backward(retain_graph=True)
     return x
-
-
-def test_each_pack_counts_by_its_own_media(pixels):
-    """One pack's second forward is not another one's first."""
-    features = summed(made(), pixels, ["ab", "c"])
-    for _ in range(2):
-        returned(features, "ab")
-    with pytest.raises(mp.ModelError, match=r"1 of 2 packs with media had a forward.*Fix: "):
-        features.backward()
 
 
 def test_a_second_backward_is_not_another_forwards(pixels):

@@ -1,20 +1,17 @@
 """The chain on tiny models: every layout within the contract, planted faults at their stage, and its oracle."""
 
-import dataclasses
 import importlib
 import json
-import sys
 
 import pytest
 import torch
 from chain.__main__ import main
 from chain.layouts import alone, exact_copy, exact_logprobs, layouts, prepare
-from chain.step import Cells, run
-from chain.tape import STAGES, TOKENS, TOWER
+from chain.step import Cells
+from chain.tape import STAGES, TOWER
 from support.benchmarks import benchmark
 
 from benchmarks.step.kinds import parts_of_weight
-from mmpack.errors import ArgumentError
 from mmpack.packing.pad import pad
 
 BENCH = benchmark("chain")
@@ -53,8 +50,7 @@ def beyond(made, record, axis="packed"):
     "model, invariant",
     [
         (MODELS[0], False),
-        (MODELS[1], True),
-        pytest.param(MODELS[0], True, marks=pytest.mark.slow),
+        pytest.param(MODELS[1], True, marks=pytest.mark.slow),
         pytest.param(MODELS[1], False, marks=pytest.mark.slow),
     ],
 )
@@ -125,22 +121,6 @@ def test_values_of_each_stage_beside_float64(made):
         assert torch.equal(twice, exact_logprobs(wide, batch))
 
 
-def test_gradients_are_autograds(made):
-    """Of the last norm's output, by hand: the head's product of the probabilities' gradient."""
-    problem = made.problem
-    norm = made.reference.cells["rms_norm", "language_model.norm"]
-    slope = made.reference.cells["logprob", "logprob"].gradient[:, 0]
-    for i, sample in enumerate(problem.samples):
-        rows = problem.tokens[i] + torch.tensor(list(sample.loss_indices)) - 1
-        hidden = norm.values[rows].double().requires_grad_()
-        logprobs = (hidden @ made.model.lm_head.weight.double().T).log_softmax(-1)
-        targets = torch.tensor(sample.input_ids[list(sample.loss_indices)])
-        own = slope[problem.loss_tokens[i] : problem.loss_tokens[i + 1]]
-        (logprobs.gather(1, targets[:, None])[:, 0] * own).sum().backward()
-        apart = float((norm.gradient[rows] - hidden.grad).norm())
-        assert apart <= 1e-5 * float(hidden.grad.norm())
-
-
 # -- planted differences -----------------------------------------------------------------------------------------------
 
 PLANTED = {  # module, and the stage that shows it first
@@ -153,7 +133,7 @@ PLANTED = {  # module, and the stage that shows it first
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("module, stage", PLANTED.items())
 def test_a_planted_difference_is_named(made, module, stage):
     """Its stage is beyond the contract at that module, forward; what runs before it is untouched."""
@@ -170,25 +150,6 @@ def test_a_planted_difference_is_named(made, module, stage):
     assert not {(s, "forward") for s in before} & rows.keys()
 
 
-def test_a_difference_of_the_backward_only(made):
-    """A gradient that is scaled in the last layer's output product: forward within, backward beyond from there on."""
-    layer = made.model.model.get_submodule("language_model.layers.1.self_attn.o_proj")
-
-    def hook(module, args, output):
-        out = output.clone()
-        out.register_hook(lambda gradient: gradient * 1.001)
-        return out
-
-    handle = layer.register_forward_hook(hook, prepend=True)
-    try:
-        rows = beyond(made, made.take(parts_of(made, "in order")))
-    finally:
-        handle.remove()
-    assert not any(way == "forward" for _, way in rows)
-    stages = {stage for stage, way in rows if way == "backward"}
-    assert "attention" in stages and not stages & set(TOKENS)
-
-
 @pytest.mark.parametrize("factor", [1.3, float("nan")])
 def test_a_wrong_dq_of_the_tower_is_named(made, packed, factor):
     """The first third of one layer's fused gradient."""
@@ -197,31 +158,6 @@ def test_a_wrong_dq_of_the_tower_is_named(made, packed, factor):
     rows = beyond(made, packed)
     assert rows.keys() == {("tower", "weights"), ("tower", DQ)}
     assert {row.place for row in rows.values()} == {f"{QKV}.weight"}
-
-
-def test_a_fault_that_the_norm_of_all_hides(made, packed):
-    """A third of the tower's bound of all its weights is many times the bound of one kind."""
-    rows = made.rows("packed", "", packed)
-    tower = next(r for r in rows if (r.stage, r.direction, r.kind) == ("tower", "weights", ""))
-    name = f"{QKV}.bias"
-    true = {n: g for n, g in made.exact.parameters.items() if n.startswith("model.visual.blocks")}
-    size = sum(float(g.norm()) ** 2 for g in true.values()) ** 0.5
-    whole = packed.parameters[name]
-    factor = 1 + 0.3 * tower.allowed * size / float(true[name].chunk(3)[0].norm())
-    whole[: len(whole) // 3] *= factor
-    assert beyond(made, packed).keys() == {("tower", "visual.blocks.*.attn.qkv.bias[q]")}
-
-
-def test_what_must_be_equal_and_is_not(made, packed):
-    """One step of one value where bits must be equal; elsewhere it is bounded."""
-    key = ("rotary", "language_model.layers.0.rotary.q")
-    strict = dataclasses.replace(made, reference=made.take(alone(made.problem)), invariant=True)
-    value = strict.reference.cells[key].values
-    value[3, 5] = torch.nextafter(value[3, 5], torch.tensor(9.0))
-    rows = beyond(strict, made.reference)
-    assert rows.keys() == {("rotary", "forward")}
-    assert rows["rotary", "forward"].place == key[1] and rows["rotary", "forward"].allowed == 0
-    assert not beyond(made, strict.reference)
 
 
 @pytest.mark.parametrize("kind", ["a place", "a row", "a gradient", "a weight"])
@@ -240,27 +176,6 @@ def test_what_a_run_lacks_is_beyond(made, packed, kind):
     assert DOWN in rows["mlp", way].place
     if kind == "a weight":
         assert rows.keys() == {("mlp", "weights"), ("mlp", "layers.*.mlp.down_proj.weight")}
-
-
-def test_rows_that_a_batch_leaves_out_are_beyond(made):
-    """A sample that no batch has: its rows are missing at every stage."""
-    parts = alone(made.problem)[:3]
-    rows = beyond(made, run(made.model, made.problem, parts))
-    assert {("qkv", "forward"), ("qkv", "backward"), ("head", "forward"), ("kl", "forward")} <= rows.keys()  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_fault_of_every_layout_is_beyond(monkeypatch):
-    """What mmpack's attention is off in each layout alike, the reference is off too."""
-    own = tree_attention._attend
-
-    def steeper(name, q, k, v, seen, plan, scale, *rest, **more):
-        return own(name, q, k, v, seen, plan, 1.01 * (scale or q.shape[-1] ** -0.5), *rest, **more)
-
-    monkeypatch.setattr(tree_attention, "_attend", steeper)
-    ways = {(r.stage, r.direction) for r in prepare().beside if not r.within}
-    assert ("attention", "forward") in ways
-    assert not ways & {("tower", "forward"), ("merge", "forward")}
 
 
 # -- the command and its benchmark -------------------------------------------------------------------------------------
@@ -294,23 +209,3 @@ def test_the_command_and_the_benchmarks_rows(made, monkeypatch, tmp_path, capsys
     first, *_ = BENCH.rows_of(run_, 1, off, "", 2.0)
     assert first["beyond"] > 0 and first["rows"] == len(rows) and first["device"] == "cpu"
     assert "did_not_run" in BENCH.rows_of(run_, 7, off, "no such card", 2.0)[0]
-
-
-def test_a_run_of_the_benchmark_that_fails(tmp_path):
-    """Each is a process of its own; what it said last is its row."""
-
-    class Broken(BENCH.Run):
-        def command(self, out):
-            return [sys.executable, "-c", "import sys; sys.exit('no such card')"]
-
-    rows = BENCH.measured([Broken(model, True) for model in BENCH.MODELS], tmp_path, 2, 1)
-    assert [row["name"] for row in rows] == ["Qwen2.5-VL, invariant", "Qwen3-VL, invariant"]
-    # 1 is also the code of a whole run, whose file is not there
-    assert {row["did_not_run"] for row in rows} == {"no such card"}
-
-
-def test_what_is_refused():
-    with pytest.raises(ArgumentError, match=r"size is 'huge'.*Fix: use one of tiny, layer"):
-        prepare(size="huge")
-    with pytest.raises(SystemExit):
-        main(["--model", "gpt"])

@@ -16,104 +16,66 @@ import mmpack as mp
 
 ROOT = Path(__file__).resolve().parents[2]
 CAUSES = ROOT / "fixtures/causes"
-PLANTED = ("retokenized_response", "max_pixels", "dropped_image", "truncated")
-TEXT = {
-    "type": "object",
-    "required": ["text"],
-    "properties": {"text": {"type": "string", "minLength": 1}},
-}
+PLANTED = ("max_pixels", "truncated")
+
+
+def record(*required, open_ended=False, **properties):
+    """The schema of an object with these properties, and no other unless it is open-ended."""
+    found = {"type": "object", "required": list(required), "properties": properties}
+    return found | {"additionalProperties": open_ended}
+
+
+def array(of):
+    return {"type": "array", "items": of}
+
+
 # of sarif-schema-2.1.0.json: what these logs use, with what is required there
-SARIF = {
-    "type": "object",
-    "required": ["version", "runs"],
-    "properties": {
-        "version": {"enum": ["2.1.0"]},
-        "$schema": {"type": "string", "format": "uri"},
-        "runs": {"type": "array", "minItems": 1, "items": {"$ref": "#/definitions/run"}},
-    },
-    "additionalProperties": False,
-    "definitions": {
-        "run": {
-            "type": "object",
-            "required": ["tool", "results"],
-            "properties": {
-                "tool": {
-                    "required": ["driver"],
-                    "properties": {"driver": {"$ref": "#/definitions/driver"}},
-                },
-                "columnKind": {"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-                "invocations": {"items": {"required": ["executionSuccessful"]}},
-                "artifacts": {
-                    "items": {"properties": {"location": {"$ref": "#/definitions/artifact"}}}
-                },
-                "results": {"type": "array", "items": {"$ref": "#/definitions/result"}},
-                "properties": {"type": "object"},
-            },
-            "additionalProperties": False,
-        },
-        "driver": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string"},
-                "semanticVersion": {"type": "string"},
-                "rules": {
-                    "type": "array",
-                    "uniqueItems": True,
-                    "items": {"$ref": "#/definitions/rule"},
-                },
-            },
-            "additionalProperties": False,
-        },
-        "rule": {
-            "type": "object",
-            "required": ["id"],
-            "properties": {
-                "id": {"type": "string"},
-                "shortDescription": TEXT,
-                "help": TEXT,
-                "defaultConfiguration": {
-                    "properties": {"level": {"enum": ["none", "note", "warning", "error"]}}
-                },
-            },
-            "additionalProperties": False,
-        },
-        "result": {
-            "type": "object",
-            "required": ["message"],
-            "properties": {
-                "ruleId": {"type": "string"},
-                "ruleIndex": {"type": "integer", "minimum": -1},
-                "level": {"enum": ["none", "note", "warning", "error"]},
-                "message": TEXT,
-                "locations": {"type": "array", "items": {"$ref": "#/definitions/location"}},
-                "partialFingerprints": {
-                    "type": "object",
-                    "additionalProperties": {"type": "string"},
-                },
-            },
-            "additionalProperties": False,
-        },
-        "location": {
-            "type": "object",
-            "properties": {
-                "physicalLocation": {
-                    "properties": {
-                        "artifactLocation": {"$ref": "#/definitions/artifact"},
-                        "region": {"properties": {"startLine": {"type": "integer", "minimum": 1}}},
-                    }
-                },
-                "logicalLocations": {"type": "array", "items": {"type": "object"}},
-            },
-            "additionalProperties": False,
-        },
-        "artifact": {
-            "type": "object",
-            "properties": {"uri": {"type": "string", "format": "uri-reference"}},
-            "additionalProperties": False,
-        },
-    },
-}
+TEXT = record("text", text={"type": "string", "minLength": 1})
+LEVEL = {"enum": ["none", "note", "warning", "error"]}
+STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+URI = record(uri={"type": "string", "format": "uri-reference"})
+PLACE = record(artifactLocation=URI, region=record(startLine={"type": "integer", "minimum": 1}))
+DRIVER = record(
+    "name",
+    name=STRING,
+    semanticVersion=STRING,
+    rules=array(
+        record(
+            "id",
+            id=STRING,
+            shortDescription=TEXT,
+            help=TEXT,
+            defaultConfiguration=record(level=LEVEL),
+        )
+    )
+    | {"uniqueItems": True},
+)
+RESULT = record(
+    "message",
+    ruleId=STRING,
+    ruleIndex=INTEGER | {"minimum": -1},
+    level=LEVEL,
+    message=TEXT,
+    locations=array(record(physicalLocation=PLACE, logicalLocations=array({"type": "object"}))),
+    partialFingerprints={"type": "object", "additionalProperties": STRING},
+)
+RUN = record(
+    "tool",
+    "results",
+    tool=record("driver", driver=DRIVER),
+    columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+    invocations=array(record("executionSuccessful", open_ended=True)),
+    artifacts=array(record(location=URI)),
+    results=array(RESULT),
+    properties={"type": "object"},
+)
+SARIF = record(
+    "version",
+    "runs",
+    version={"enum": ["2.1.0"]},
+    runs=array(RUN) | {"minItems": 1},
+    **{"$schema": {"type": "string", "format": "uri"}},
+)
 
 
 def pair(cause):
@@ -181,32 +143,23 @@ def test_a_planted_cause_in_every_format(cause):
     assert failures[1].get("type") == cause and report.first.fix in failures[1].text
 
 
-def test_equal_traces_have_nothing_to_annotate(tmp_path):
-    path = tmp_path / "a.jsonl"
-    mp.write_trace(path, [full_sample("s0")])
-    assert run("github", (path, path), 0) == "parity ok: 1 sample compared, 0 findings\n"
-    log = json.loads(run("sarif", (path, path), 0))
+@pytest.mark.parametrize("required", [False, True])
+def test_equal_traces_have_nothing_to_annotate_but_what_was_not_compared(tmp_path, required):
+    path, more = tmp_path / "a.jsonl", ("--require", "position_ids") if required else ()
+    mp.write_trace(path, [replace(full_sample("s0"), position_ids=None)])
+    out = run("github", (path, path), required, *more)
+    titles = [about["title"] for about, _ in annotations(out)]
+    assert titles == ["position_ids was not compared"] * required
+    if not required:
+        assert out == "parity ok: 1 sample compared, 0 findings\n"
+        assert run("text", (path, path), 0).startswith("OK: 1 sample compared, 0 findings\n")
+        as_json = run("json", (path, path), 0)
+        assert as_json == call_mmpack("parity", path, path, "--json").stdout
+    log = json.loads(run("sarif", (path, path), required, *more))
     jsonschema.validate(log, SARIF)
-    assert log["runs"][0]["results"] == []
-    (suite,) = ElementTree.fromstring(run("junit", (path, path), 0))
-    assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
-    assert run("text", (path, path), 0) == call_mmpack("parity", path, path).stdout
-    assert run("json", (path, path), 0) == call_mmpack("parity", path, path, "--json").stdout
-
-
-def test_what_was_required_and_not_compared_is_said(tmp_path):
-    path = tmp_path / "a.jsonl"
-    sample = full_sample("s0")
-    sample.position_ids = None
-    mp.write_trace(path, [sample])
-    more = ("--require", "position_ids")
-    ((about, _),) = annotations(run("github", (path, path), 1, *more))
-    assert about["title"] == "position_ids was not compared"
-    log = json.loads(run("sarif", (path, path), 1, *more))
-    jsonschema.validate(log, SARIF)
-    assert [r["ruleId"] for r in log["runs"][0]["results"]] == ["not_compared"]
-    (suite,) = ElementTree.fromstring(run("junit", (path, path), 1, *more))
-    assert suite.get("failures") == "1"
+    assert [r["ruleId"] for r in log["runs"][0]["results"]] == ["not_compared"] * required
+    (suite,) = ElementTree.fromstring(run("junit", (path, path), required, *more))
+    assert (suite.get("tests"), suite.get("failures")) == ("1", str(int(required)))
 
 
 def test_texts_of_a_trace_break_no_format(tmp_path):
@@ -216,6 +169,7 @@ def test_texts_of_a_trace_break_no_format(tmp_path):
         mp.write_trace(path, [sample])
     out = run("github", paths, 1)
     assert "\x1b" not in out and len(out.splitlines()) == len(annotations(out)) + 1
+    assert any("a%0A" in message for _, message in annotations(out))
     names = [c.get("name") for c in ElementTree.fromstring(run("junit", paths, 1)).iter("testcase")]
     assert any("\\n<x>" in name for name in names) and len(names) == 3
     log = json.loads(run("sarif", paths, 1))
@@ -244,25 +198,21 @@ def test_two_formats_are_refused_and_out_stays_json(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["first"]["cause"] == "truncated"
 
 
-@pytest.mark.parametrize(
-    "name", ["::error::boo", "##[error]boo", "a" * 110 + " ::add-mask::b " * 9 + "##vso[x]"]
-)
-@pytest.mark.parametrize(
-    "options", [(), ("--json",), *(("--format", f) for f in ("sarif", "junit", "github"))]
-)
-def test_no_sample_id_is_a_command_to_a_runner(tmp_path, name, options):
+@pytest.mark.parametrize("name", ["::error::boo", "a" * 110 + " ::add-mask::b " * 9 + "##vso[x]"])
+def test_no_sample_id_is_a_command_to_a_runner(tmp_path, name):
     sample = full_sample(name)
     other = replace(sample, input_ids=sample.input_ids + (np.arange(len(sample)) == 0))
-    for at, one in (("a", sample), ("b", other)):
-        mp.write_trace(tmp_path / f"{at}.jsonl", [one])
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    wanted = 1 if "github" in options else 0  # its own annotation
-    for args in (("parity", *paths, *options), ("inspect", paths[0], "--sample", name)):
+    for path, one in zip(paths, (sample, other), strict=True):
+        mp.write_trace(path, [one])
+    formats = ("text", "json", "sarif", "junit", "github")
+    for args in (
+        ("inspect", paths[0], "--sample", name),
+        *(("parity", *paths, "--format", f) for f in formats),
+    ):
         result = call_mmpack(*args)
         lines = (result.stdout + result.stderr).splitlines()
         found = [x for x in lines if x.lstrip().startswith("::") or re.search(r"##\w*\[", x)]
-        assert len(found) == (wanted if args[0] == "parity" else 0), found
-    if options == ("--json",):
-        assert (
-            json.loads(call_mmpack("parity", *paths, *options).stdout)["first"]["sample_id"] == name
-        )
+        assert len(found) == (args[-1] == "github"), found  # its own annotation
+        if args[-1] == "json":
+            assert json.loads(result.stdout)["first"]["sample_id"] == name

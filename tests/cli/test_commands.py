@@ -3,9 +3,6 @@
 import copy
 import json
 import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,22 +43,6 @@ def document(result, code=0):
     return json.loads(result.stdout)
 
 
-def test_help_names_every_command():
-    result = call_mmpack("--help")
-    assert (result.returncode, result.stderr) == (0, "")
-    names = ("smoke", "parity", "validate", "inspect", "plan", "doctor", "schema")
-    assert all(f" {name} " in result.stdout for name in names)
-    code = f"from mmpack.cli.main import main; assert not any(main([n, '--help']) for n in {names})"
-    assert run_python(code).returncode == 0
-
-
-def test_parity_of_equal_traces(trace):
-    result = call_mmpack("parity", trace, trace)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("OK: 3 samples compared, 0 findings\n")
-    assert document(call_mmpack("parity", trace, trace, "--json"))["ok"] is True
-
-
 def test_parity_of_unlike_traces(tmp_path, trace):
     samples = list(mp.read_trace(trace))
     for sample in samples:
@@ -78,8 +59,7 @@ def test_parity_of_unlike_traces(tmp_path, trace):
     assert report["first"]["field"] == "input_ids" and report["first"]["index"] == 0
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_parity_tells_the_drift_of_logprobs_apart(tmp_path, kind):
+def test_parity_tells_the_drift_of_logprobs_apart(tmp_path):
     rng = np.random.default_rng(0)
     left = rollouts(rng, 40)
     for sample in left:
@@ -88,19 +68,15 @@ def test_parity_tells_the_drift_of_logprobs_apart(tmp_path, kind):
     for sample, x in zip(right, planted(rng, left, "turns", 30, 1e-4), strict=True):
         sample.rollout_logprobs = np.minimum(x, 0).astype(np.float32)
     right[0].sampling = {"logprobs": "processed"}
-    paths = [write(tmp_path / f"{n}.{kind}", side) for n, side in (("a", left), ("b", right))]
+    paths = [write(tmp_path / f"{n}.jsonl", side) for n, side in (("a", left), ("b", right))]
     result = call_mmpack("parity", *paths, "--html", tmp_path / "page.html")
     lines = result.stdout.splitlines()
     assert "logprobs: 1 sample left out: logprobs of unlike kinds" in lines
     (told,) = [line for line in lines if line.startswith("  drift is ")]
     assert "times larger from turn 1 on" in told
-    rows = [line.split() for line in lines[lines.index(told) :]]
-    assert ["by", "group", "tokens", "samples"] in [row[:4] for row in rows]
+    assert any(line.split()[:4] == ["by", "group", "tokens", "samples"] for line in lines)
     drift = document(call_mmpack("parity", *paths, "--json"), code=1)["drift"]
-    assert drift["left_out"] == {"logprobs of unlike kinds": 1}
-    first = drift["axes"]["turn"]["groups"][0]
-    count = f"{first['tokens']:,}"
-    assert ["turn", "0", count, str(first["samples"])] in [row[:4] for row in rows]
+    assert drift["left_out"] == {"logprobs of unlike kinds": 1} and "turn" in drift["axes"]
     assert "from turn 1 on" in (tmp_path / "page.html").read_text()
     assert document(call_mmpack("parity", paths[0], paths[0], "--json"))["drift"] == {
         "left_out": {"both traces carry the rollout's own logprobs": 40}
@@ -108,20 +84,12 @@ def test_parity_tells_the_drift_of_logprobs_apart(tmp_path, kind):
     assert "drift" not in call_mmpack("parity", paths[0], paths[0]).stdout
 
 
-def test_parity_has_no_drift_without_logprobs(tmp_path):
-    path = write(tmp_path / "a.jsonl", [make_sample([("text", [1, 2]), ("response", [3])])])
-    assert document(call_mmpack("parity", path, path, "--json"))["drift"] is None
-
-
 def test_parity_requires_fields(tmp_path):
-    sample = make_sample([("text", [1, 2]), ("response", [3])])
-    path = write(tmp_path / "a.jsonl", [sample])
-    assert call_mmpack("parity", path, path).returncode == 0
+    path = write(tmp_path / "a.jsonl", [make_sample([("text", [1, 2]), ("response", [3])])])
+    assert document(call_mmpack("parity", path, path, "--json"))["drift"] is None  # no logprobs
     result = call_mmpack("parity", path, path, "--require", "input_ids, position_ids")
     assert result.returncode == 1 and result.stdout.startswith("NOT COMPARED: 1 sample compared")
-    assert (
-        "\nrequired, but not compared: position_ids: not recorded on either side" in result.stdout
-    )
+    assert "required, but not compared: position_ids: not recorded" in result.stdout
 
 
 def test_validate(trace, broken):
@@ -149,22 +117,22 @@ def test_validate_says_that_a_trace_is_empty(tmp_path, suffix):
     path = write(tmp_path / f"empty{suffix}", [])
     for _ in range(2):
         result = call_mmpack("validate", path)
-        assert (result.returncode, result.stderr) == (1, "")
-        first, second = result.stdout.splitlines()
-        assert first == "EMPTY: 0 samples, 0 broken rules" and "holds no sample" in second
+        assert result.stdout.startswith("EMPTY: 0 samples, 0 broken rules\n")
         found = document(call_mmpack("validate", path, "--json"), code=1)
         assert (found["ok"], found["samples"], found["problems"]) == (False, 0, [])
         path.write_bytes(b"")  # not even a frame or a footer
 
 
-def test_validate_shows_a_hundred_and_counts_the_rest(tmp_path):
-    samples = []
-    for i in range(103):
-        sample = make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}")
-        sample.loss_spans[0].start = 0
-        samples.append(sample)
+def test_long_lists_end_with_a_count(tmp_path):
+    samples = [
+        make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}", group_id=f"g{i}")
+        for i in range(103)
+    ]
     path = write(tmp_path / "many.jsonl", samples)
-    lines = call_mmpack("validate", path).stdout.splitlines()
+    assert call_mmpack("plan", path, "--max-tokens", 2).stdout.endswith("and 53 bins more\n")
+    for sample in samples:
+        sample.loss_spans[0].start = 0
+    lines = call_mmpack("validate", write(path, samples)).stdout.splitlines()
     assert len(lines) == 102 and lines[-1] == "and 3 more"
     found = document(call_mmpack("validate", path, "--json"), code=1)
     assert (len(found["problems"]), found["codes"]) == (100, {"MM202": 103})
@@ -217,7 +185,6 @@ def test_inspect_lists_one_sample(trace):
     replay, lengths = found["replay"], [len(row) for row in sample.kept_ids.lists()]
     figures = {"lists": 11, "ids": sum(lengths), "most": max(lengths)}
     assert figures.items() <= replay["kept_ids"].items()
-    assert replay["kept_ids"]["median"] == sorted(lengths)[5]
     assert list(replay["teachers"]) == ["32B", "Ω"]
     routes = {"layers": 2, "experts_per_token": 2, "dtype": "uint8", "bytes_per_token": 4}
     assert replay["routed_experts"] == routes
@@ -255,12 +222,7 @@ def test_plan(trace):
 
 def test_version():
     result = run_mmpack("--version")
-    assert (result.returncode, result.stdout, result.stderr) == (
-        0,
-        f"mmpack {mp.__version__}\n",
-        "",
-    )
-    assert "--version" in call_mmpack("--help").stdout
+    assert (result.returncode, result.stdout) == (0, f"mmpack {mp.__version__}\n")
 
 
 def test_plan_counts_shared_rows_once(tmp_path):
@@ -276,21 +238,13 @@ def test_plan_counts_shared_rows_once(tmp_path):
     batch = mp.pack(samples, share_prefix=True)
     assert only["rows"] == batch.num_tokens == found["stats"]["rows_shared"]
     text = call_mmpack("plan", path, "--max-tokens", 80, "--share-prefix").stdout.splitlines()
-    assert text[-2].split() == [
-        "bin",
-        "rank",
-        "samples",
-        "rows",
-        "tokens",
-        "share",
-        "patches",
-        "loss_tokens",
-        "cost",
-    ]
+    shared, others = ["tokens", "share"], ["patches", "loss_tokens", "cost"]
+    columns = ["bin", "rank", "samples", "rows", *shared, *others]
+    assert text[-2].split() == columns
     assert text[-1].split()[:-1] == ["0", "0", "8", "72", "352", "yes", "0", "32"]
     text = call_mmpack("plan", path, "--max-tokens", 80).stdout.splitlines()
     head = next(line.split() for line in text if line.startswith("bin "))
-    assert head == ["bin", "rank", "samples", "rows", "patches", "loss_tokens", "cost"]
+    assert head == [name for name in columns if name not in shared]
 
 
 def test_plan_shares_where_it_pays(tmp_path):
@@ -330,105 +284,73 @@ def test_plan_says_how_large_packs_may_be(trace, tmp_path):
     for given in (tmp_path, tmp_path / "config.json"):
         found = document(call_mmpack("plan", trace, "--model", given, "--memory", "3MB", "--json"))
         assert found["stats"] == stats
-    text = call_mmpack("plan", trace, "--model", tmp_path, "--memory", "3MB", "--max-tokens", 99)
-    assert "max_tokens_no_grad" in text.stdout
 
 
-def test_plan_shows_fifty_bins(tmp_path):
-    samples = [
-        make_sample([("text", [1]), ("response", [2])], sample_id=f"s{i}", group_id=f"g{i}")
-        for i in range(52)
-    ]
-    path = write(tmp_path / "a.jsonl", samples)
-    assert call_mmpack("plan", path, "--max-tokens", 2).stdout.endswith("and 2 bins more\n")
+PAGES = {
+    (): "schemas/sample.schema.json",
+    ("--action",): "schemas/action.schema.json",
+    ("--rules",): "docs/rules.md",
+}
 
 
-def test_schema():
-    result = call_mmpack("schema")
+@pytest.mark.parametrize("options", PAGES)
+def test_schema(tmp_path, options):
+    page, stale = ROOT / PAGES[options], tmp_path / "stale"
+    result = call_mmpack("schema", *options)
     assert (result.returncode, result.stderr) == (0, "")
-    file = ROOT / "schemas" / "sample.schema.json"
-    assert result.stdout == file.read_text(encoding="utf-8")
-    assert call_mmpack("schema", "--rules").stdout == (ROOT / "docs" / "rules.md").read_text()
-
-
-def test_schema_of_actions_or_the_rules():
-    file = ROOT / "schemas" / "action.schema.json"
-    assert call_mmpack("schema", "--action").stdout == file.read_text()
-    result = call_mmpack("schema", "--action", "--rules")
-    assert result.returncode == 2 and "two different pages" in result.stderr
-
-
-def test_schema_check(tmp_path):
-    pages = {
-        (): "schemas/sample.schema.json",
-        ("--action",): "schemas/action.schema.json",
-        ("--rules",): "docs/rules.md",
-    }
-    for options, name in pages.items():
-        assert call_mmpack("schema", *options, "--check", ROOT / name).returncode == 0
-        stale = tmp_path / "stale"
-        stale.write_text((ROOT / name).read_text() + "\n")
-        result = call_mmpack("schema", *options, "--check", stale)
-        assert (result.returncode, result.stdout) == (1, "")
-        assert result.stderr.count("\n") == 1 and "stale" in result.stderr
-
-
-def test_doctor():
-    import numpy as np
-
-    found = document(call_mmpack("doctor", "--json"))
-    assert found["mmpack"] == mp.__version__ and found["packages"]["numpy"] == np.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert result.stdout == page.read_text(encoding="utf-8")
+    assert call_mmpack("schema", *options, "--check", page).returncode == 0
+    stale.write_text(result.stdout + "\n")
+    result = call_mmpack("schema", *options, "--check", stale)
+    assert (result.returncode, result.stdout) == (1, "") and "stale" in result.stderr
+    both = call_mmpack("schema", "--action", "--rules")
+    assert both.returncode == 2 and "two different pages" in both.stderr
 
 
 def test_doctor_says_which_op_runs_on_what(monkeypatch):
-    def ops(backend, attention="auto"):
+    def report(backend, attention="auto"):
         monkeypatch.setenv("MMPACK_BACKEND", backend)
         monkeypatch.setenv("MMPACK_ATTENTION", attention)
         monkeypatch.setenv("MMPACK_TOWER_ATTENTION", attention)
         linear = "auto" if attention == "auto" else "fla"
         monkeypatch.setenv("MMPACK_LINEAR_ATTENTION", linear)
-        return {op["op"]: op for op in document(call_mmpack("doctor", "--json"))["ops"]}
+        found = document(call_mmpack("doctor", "--json"))
+        assert found["mmpack"] == mp.__version__ and found["packages"]["numpy"] == np.__version__
+        return {op["op"]: op for op in found["ops"]}
 
     import torch
 
-    by_itself = ops("auto")
+    by_itself = report("auto")
     assert {"selected_logprobs", "policy_loss", "group_advantages"} <= by_itself.keys()
-    if not torch.cuda.is_available():
-        assert by_itself["policy_loss"] == {
-            "op": "policy_loss",
-            "backend": "torch",
-            "why": "on a CPU",
-        }
-        forced = ops("triton", "varlen")
-        assert {op["backend"] for op in forced.values()} == {None}
-        assert forced["policy_loss"]["why"].startswith(
-            "policy_loss: MMPACK_BACKEND is triton, but triton "
-        )
-        for op in ("attention", "tower attention"):
-            assert by_itself[op]["backend"] == "sdpa"
-            assert "varlen needs a CUDA device, not cpu. Fix: " in forced[op]["why"]
-        assert "it needs a GPU, not cpu. Fix: " in forced["linear attention"]["why"]
-    assert ops("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
+    assert report("torch")["policy_loss"]["why"] == "MMPACK_BACKEND=torch"
+    if torch.cuda.is_available():
+        return
+    on_a_cpu = {"op": "policy_loss", "backend": "torch", "why": "on a CPU"}
+    assert by_itself["policy_loss"] == on_a_cpu
+    forced = report("triton", "varlen")
+    assert {op["backend"] for op in forced.values()} == {None}
+    assert "MMPACK_BACKEND is triton, but triton " in forced["policy_loss"]["why"]
+    for op in ("attention", "tower attention"):
+        assert by_itself[op]["backend"] == "sdpa"
+        assert "varlen needs a CUDA device, not cpu. Fix: " in forced[op]["why"]
+    assert "it needs a GPU, not cpu. Fix: " in forced["linear attention"]["why"]
 
 
-def test_doctor_without_torch_and_with_a_broken_one():
-    missing = """
-import importlib.metadata as metadata, sys
-real = metadata.version
-def version(name):
-    if name == "torch":
-        raise metadata.PackageNotFoundError(name)
-    return real(name)
-metadata.version = version
-from mmpack.cli.main import main
-sys.exit(main(["doctor"]))
-"""
-    result = run_python(missing)
-    assert result.returncode == 0 and "not installed: pip install 'mmpack[torch]'" in result.stdout
-    broken = "import sys; sys.modules['torch'] = None; from mmpack.cli.main import main; main(['doctor'])"
-    result = run_python(broken)
-    assert result.returncode == 0 and "torch fails: ModuleNotFoundError" in result.stdout
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import importlib.metadata as m; real = m.version\n"
+            "m.version = lambda name: real(name if name != 'torch' else 'no-such-package')",
+            "not installed: pip install 'mmpack[torch]'",
+        ),
+        ("sys.modules['torch'] = None", "torch fails: ModuleNotFoundError"),
+    ],
+)
+def test_doctor_without_torch_and_with_a_broken_one(code, said):
+    main = "\nfrom mmpack.cli.main import main; sys.exit(main(['doctor']))"
+    result = run_python(f"import sys\n{code}{main}")
+    assert result.returncode == 0 and said in result.stdout, result
 
 
 def test_out_writes_what_json_prints(tmp_path, trace):
@@ -438,32 +360,6 @@ def test_out_writes_what_json_prints(tmp_path, trace):
         assert result.returncode == 0 and not result.stdout.startswith("{")
         assert out.read_text() == call_mmpack(*args, "--json").stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "out.json"]
-
-
-def test_out_follows_links_and_spares_devices(tmp_path, trace):
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    assert call_mmpack("validate", trace, "--out", tmp_path / "link").returncode == 0
-    assert (tmp_path / "link").is_symlink() and json.loads((tmp_path / "target").read_text())["ok"]
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert call_mmpack("validate", trace, "--out", tmp_path / "pipe").returncode == 0
-    assert json.loads(os.read(reader, 1 << 16))["ok"] and (tmp_path / "pipe").is_fifo()
-    os.close(reader)
-
-
-def test_progress_is_for_terminals_and_leaves_stdout_alone(trace):
-    code = "import sys; from mmpack.cli.main import main; sys.exit(main(['validate', sys.argv[1], '--json']))"
-    leader, follower = pty.openpty()
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(trace)],
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        env={**os.environ, "TERM": "xterm", "MMPACK_PROGRESS": "1"},  # else only after a second
-        check=True,
-    )
-    os.close(follower)
-    assert json.loads(result.stdout)["ok"] and b"validating" in os.read(leader, 1 << 16)
-    os.close(leader)
 
 
 def test_output_to_an_ascii_terminal(tmp_path):

@@ -10,8 +10,6 @@ from support.process import call_mmpack, run_mmpack
 
 from mmpack.cli.main import COMMANDS
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def answer(shell, line):
     """What the script of a shell gets for a line, whose last word is being written."""
@@ -41,16 +39,6 @@ def test_zsh_and_fish_get_the_help_too():
     assert line.startswith("validate\tCheck every sample of a trace")
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_scripts_name_the_command(shell):
-    script = call_mmpack("--show-completion", shell)
-    assert (script.returncode, script.stderr) == (0, "")
-    assert f"_MMPACK_COMPLETE=complete_{shell}" in script.stdout
-    if shutil.which(shell):
-        check = subprocess.run([shell, "-n"], input=script.stdout, text=True, capture_output=True)
-        assert (check.returncode, check.stderr) == (0, "")
-
-
 def test_another_shell_is_one_line():
     result = call_mmpack("--show-completion", "tcsh")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
@@ -65,12 +53,13 @@ def test_another_shell_is_one_line():
         ("fish", ".config/fish/completions/mmpack.fish"),
     ],
 )
-def test_installing_writes_the_script_below_home(tmp_path, monkeypatch, shell, file):
+def test_installing_writes_the_script_that_is_shown(tmp_path, monkeypatch, shell, file):
     monkeypatch.setenv("HOME", str(tmp_path))
     result = call_mmpack("--install-completion", shell)
     assert (result.returncode, result.stderr) == (0, "")
     shown = call_mmpack("--show-completion", shell).stdout
     assert (tmp_path / file).read_text().strip() == shown.strip()
+    assert f"_MMPACK_COMPLETE=complete_{shell}" in shown
 
 
 PRINT = '; printf "%s\\n" "${COMPREPLY[@]}"'

@@ -58,16 +58,10 @@ def test_damaged_traces(tmp_path, lines, how):
     text, *parts = damaged(lines, how)
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
-    fails(call_mmpack("validate", path, "--json"), "bad.jsonl", *parts)
-
-
-def test_every_command_refuses_a_damaged_trace(tmp_path, lines):
-    text, *parts = damaged(lines, "truncated")
-    path = tmp_path / "bad.jsonl"
-    path.write_text(text)
-    fails(call_mmpack("parity", tmp_path / "good.jsonl", path), "bad.jsonl", *parts)
-    fails(call_mmpack("inspect", path), "bad.jsonl", *parts)
-    fails(call_mmpack("plan", path, "--max-tokens", 99), "bad.jsonl", *parts)
+    for command in (["validate"], ["inspect"], ["parity", path], ["plan", "--max-tokens", 99]):
+        fails(call_mmpack(*command, path), "bad.jsonl", *parts)
+        if how != "truncated":
+            break
 
 
 def test_missing_files(tmp_path):
@@ -82,11 +76,8 @@ def test_missing_files(tmp_path):
     [
         ([], "Missing command"),
         (["nonsense"], "'nonsense'"),
-        (["validate"], "'TRACE'"),
-        (["validate", "--fast"], "--fast"),
         (["plan", "good.jsonl"], "--max-tokens"),
         (["plan", "good.jsonl", "--max-tokens", "0"], "--max-tokens"),
-        (["plan", "good.jsonl", "--max-tokens", "many"], "--max-tokens"),
         (["plan", "good.jsonl", "--max-tokens", "5"], "MM405"),
         (["plan", "good.jsonl", "--memory", "40GB"], "--model"),
         (["plan", "good.jsonl", "--model", "gone.json", "--memory", "40GB"], "gone.json"),
@@ -96,8 +87,6 @@ def test_missing_files(tmp_path):
         (["inspect", "good.jsonl", "--sample", "s9"], "'s9'"),
         (["validate", "good.jsonl", "--out", "nowhere/out.json"], "--out"),
         (["parity", "good.jsonl", "good.jsonl", "--html", "."], "--html"),
-        (["smoke", "--inject", "gremlins"], "--inject"),
-        (["smoke", "--n", "0"], "--n"),
         (["smoke", "--temperature", "nan"], "--temperature"),
     ],
 )
@@ -106,22 +95,13 @@ def test_bad_usage(tmp_path, monkeypatch, lines, args, part):
     fails(call_mmpack(*args), part)
 
 
-def test_broken_rules_are_bad_input_to_plan(tmp_path):
-    sample = full_sample()
-    sample.loss_spans[0].start = 0
-    mp.write_trace(tmp_path / "broken.jsonl", [sample])
-    fails(call_mmpack("plan", tmp_path / "broken.jsonl", "--max-tokens", 99), "MM202")
-
-
-@pytest.mark.parametrize("package", ["typer", "rich"])
-def test_without_the_cli_extra(package):
+@pytest.mark.parametrize(
+    ("package", "line", "extra"),
+    [("typer", "--help", "cli"), ("rich", "--help", "cli"), ("torch", "smoke", "smoke")],
+)
+def test_without_an_extra(package, line, extra):
     code = f"import sys; sys.modules[{package!r}] = None; {MAIN}"
-    fails(run_python(code, "--help"), package, "mmpack[cli]")
-
-
-def test_smoke_without_torch():
-    code = f"import sys; sys.modules['torch'] = None; {MAIN}"
-    fails(run_python(code, "smoke"), "torch", "mmpack[smoke]")
+    fails(run_python(code, line), package, f"mmpack[{extra}]")
 
 
 def test_interrupted(tmp_path, lines):
@@ -152,8 +132,8 @@ def test_full_disk(tmp_path, lines):
         )
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert "No space left" in result.stderr
-    unwritable = call_mmpack("validate", tmp_path / "good.jsonl", "--out", "/dev/full")
-    assert unwritable.returncode == 2 and unwritable.stderr.count("\n") == 1
+    trace = tmp_path / "good.jsonl"
+    fails(call_mmpack("validate", trace, "--out", "/dev/full"), "/dev/full can't be written")
 
 
 def test_paths_that_cannot_be(tmp_path, monkeypatch, lines):
@@ -185,9 +165,3 @@ def test_a_full_memory_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setattr("mmpack.schema.trace.read_trace", full)
     fails(call_mmpack("validate", tmp_path), "out of memory")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_device_is_one_line(tmp_path, lines):
-    trace = tmp_path / "good.jsonl"
-    fails(call_mmpack("validate", trace, "--out", "/dev/full"), "/dev/full can't be written")

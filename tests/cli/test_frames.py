@@ -1,13 +1,11 @@
 """`mmpack frames`: plans side by side, the exit code, JSON, the contact sheet."""
 
-import errno
 import json
-import os
 
 import numpy as np
 import pytest
 from support.marked_clips import clip
-from support.process import call_mmpack, run_python
+from support.process import call_mmpack
 
 TWO = ("--policy", "qwen_vl_utils:model=qwen3_vl", "--policy", "transformers_qwen3_vl")
 
@@ -38,17 +36,9 @@ def test_plans_that_differ(video):
 
 
 def test_plans_that_do_not(video, tmp_path):
-    same = (
-        "--policy",
-        "transformers_qwen3_vl",
-        "--policy",
-        "vllm",
-        "--set",
-        "model=qwen3_vl",
-        "--set",
-        "reader=container",
-    )
-    result = call_mmpack("frames", video, *same, "--json", "--out", tmp_path / "plans.json")
+    both = ("--policy", "transformers_qwen3_vl", "--policy", "vllm")
+    more = ("--set", "model=qwen3_vl", "--set", "reader=container")
+    result = call_mmpack("frames", video, *both, *more, "--json", "--out", tmp_path / "plans.json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)
     assert json.loads((tmp_path / "plans.json").read_text()) == document
@@ -56,7 +46,6 @@ def test_plans_that_do_not(video, tmp_path):
     assert document["video"]["total_frames"] == 138 and document["video"]["codec"] == "h264"
     (a, b) = document["plans"]
     assert a["indices"] == b["indices"] and len(a["indices"]) == 11
-    assert (a["policy"], a["label"]) == ("transformers_qwen3_vl",) * 2
 
 
 def test_one_plan_and_its_settings(video):
@@ -67,13 +56,13 @@ def test_one_plan_and_its_settings(video):
     # what stands beside the name goes before --set
     more = call_mmpack("frames", video, "--policy", "vllm:fps=1", "--set", "fps=4", "--json")
     assert json.loads(more.stdout)["plans"][0]["settings"]["fps"] == 1.0
-
-
-def test_a_text_that_looks_like_a_number(video):
-    old = "transformers_qwen3_vl:transformers=5.8"
-    for text in (old, old[:-3] + '"5.8"'):
-        result = call_mmpack("frames", video, "--policy", text, "--json")
-        assert json.loads(result.stdout)["plans"][0]["settings"]["transformers"] == "5.8"
+    # a text that looks like a number
+    for text in ("5.8", '"5.8"'):
+        policy = f"transformers_qwen3_vl:transformers={text}"
+        (plan,) = json.loads(call_mmpack("frames", video, "--policy", policy, "--json").stdout)[
+            "plans"
+        ]
+        assert plan["settings"]["transformers"] == "5.8"
 
 
 def test_variable_rate(tmp_path):
@@ -92,30 +81,8 @@ def test_contact_sheet(video, tmp_path):
     picture = Image.open(sheet)
     assert picture.format == "PNG" and picture.mode == "RGB" and picture.width == 2160
     pixels = np.asarray(picture)
-    orange = (0xE0, 0xA0, 0x30)
-    marked = (pixels == orange).all(-1)
-    alone = call_mmpack("frames", video, TWO[0], TWO[1], "--sheet", sheet)
-    assert alone.returncode == 0
-    plain = np.asarray(Image.open(sheet))
-    assert marked.sum() > 1000 and not (plain == orange).all(-1).any()
-    assert plain.shape[0] < pixels.shape[0]  # one band less
-    assert len(np.unique(plain.reshape(-1, 3), axis=0)) > 500  # there are pictures on it
-
-
-def test_a_full_disk_leaves_the_old_sheet(video, tmp_path, monkeypatch):
-    from PIL import Image
-
-    sheet = tmp_path / "sheet.png"
-    sheet.write_bytes(b"as it was")
-
-    def save(picture, file, format):
-        file.write(b"half a picture")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Image.Image, "save", save)
-    result = call_mmpack("frames", video, *TWO, "--sheet", sheet)
-    assert result.returncode == 2 and "No space left" in result.stderr
-    assert sheet.read_bytes() == b"as it was" and [*tmp_path.iterdir()] == [sheet]
+    assert (pixels == (0xE0, 0xA0, 0x30)).all(-1).sum() > 1000  # where plans differ: orange
+    assert len(np.unique(pixels[::4, ::4].reshape(-1, 3), axis=0)) > 500  # there are pictures on it
 
 
 @pytest.mark.parametrize(
@@ -127,13 +94,9 @@ def test_a_full_disk_leaves_the_old_sheet(video, tmp_path, monkeypatch):
         (("--policy", "vllm:fps"), "'fps' is not a setting"),
         (("--policy", "vllm", "--set", "colour=red"), "'colour'"),
         (("--policy", "vllm", "--set", "fps=often"), "fps"),
-        (("--policy", "vllm", "--sheet", "nowhere/sheet.png"), "--sheet"),
         (("--policy", "qwen_vl_utils:nframes=500"), "500 frames wanted"),
-        (("--policy", "vllm", "--sheet", "video.mp4"), "is not a .png"),
-        (("--policy", "vllm:policy=x"), "no setting 'policy'"),
         (("--policy", "vllm:info_or_source=x"), "no setting 'info_or_source'"),
         (("--policy", "vllm:fps=2,fps=3"), "'fps' is set twice"),
-        (("--policy", "vllm", "--set", "fps=2", "--set", "fps=3"), "'fps' is set twice"),
         (("--policy", "vllm:fps=" + "[" * 50_000), "fps"),
     ],
 )
@@ -143,19 +106,6 @@ def test_bad_usage(video, args, part):
     assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
 
 
-def test_the_video_is_not_written_over(tmp_path):
-    video = tmp_path / "video.png"
-    video.write_bytes(b"as it was")
-    (tmp_path / "link.png").symlink_to(video)
-    for option in ("--sheet", "--out"):
-        for target in (video, tmp_path / "link.png"):
-            result = call_mmpack("frames", video, "--policy", "vllm", option, target)
-            assert result.returncode == 2 and result.stderr.count("\n") == 1, result
-            assert (
-                "which this command reads" in result.stderr and video.read_bytes() == b"as it was"
-            )
-
-
 def test_not_a_video(tmp_path):
     path = tmp_path / "video.mp4"
     path.write_bytes(b"hello, this is no video" * 100)
@@ -163,14 +113,3 @@ def test_not_a_video(tmp_path):
         result = call_mmpack("frames", target, "--policy", "vllm")
         assert result.returncode == 2 and result.stderr.count("\n") == 1, result
         assert "Fix: " in result.stderr
-
-
-def test_plans_load_no_torch(video):
-    code = f"""
-import sys
-from mmpack.cli.main import main
-assert main(["frames", {str(video)!r}, "--policy", "vllm", "--policy", "qwen_vl_utils", "--json"]) == 1
-assert "torch" not in sys.modules and "PIL" not in sys.modules
-"""
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr

@@ -1,6 +1,5 @@
 """What an import and a command load, and that every public name is where it says."""
 
-import inspect
 import json
 import pkgutil
 
@@ -21,19 +20,16 @@ def loaded(code, *args):
 
 
 def test_import_is_light():
-    assert loaded("import mmpack; dir(mmpack)") == []
-    assert loaded("import mmpack.cli.main") == []
-    assert loaded("import torch") != []  # so the lists above could have been longer
+    assert loaded("import mmpack, mmpack.cli.main; dir(mmpack)") == []
+    assert loaded("import pyarrow") == ["pyarrow"]  # so the list above could have been longer
 
 
-@pytest.mark.parametrize(
-    "args", [["--help"], ["schema"], ["validate"], ["inspect"], ["parity"], ["plan"]]
-)
+@pytest.mark.parametrize("args", [["parity"], ["plan"]])
 def test_commands_load_no_torch(tmp_path, args):
     path = str(tmp_path / "a.jsonl")
     mp.write_trace(path, [full_sample()])
     more = {"parity": [path, path], "plan": [path, "--max-tokens", "99"]}
-    args += more.get(args[0], [path] if args[0] in ("validate", "inspect") else [])
+    args = [*args, *more.get(args[0], [path])]
     code = "from mmpack.cli.main import main; assert main() == 0"
     assert loaded(code, *args) == ["typer", "rich"]
 
@@ -54,33 +50,21 @@ assert mp.trajectory.find_actions(samples[0], lambda i: b"x").spans == []
     assert loaded(code, str(path)) == []
 
 
-@pytest.mark.parametrize("name", mp.__all__)
-def test_every_public_name_resolves(name):
-    value = getattr(mp, name)
-    assert name in (
-        "__version__",
-        "audio",
-        "blobs",
-        "cache",
-        "grounding",
-        "invariant",
-        "planning",
-        "probe",
-        "trajectory",
-        "video",
-        "view",
-    ) or callable(value)
+ROOMS = {"audio", "blobs", "cache", "grounding", "invariant", "planning", "probe"}
+ROOMS |= {"trajectory", "video", "view"}
+
+
+def test_every_public_name_resolves():
+    for name in mp.__all__:
+        assert name in {"__version__", *ROOMS} or callable(getattr(mp, name)), name
 
 
 def test_no_room_bears_the_name_of_a_function():
     """Importing it would put a module in the function's place."""
     rooms = {module.name for module in pkgutil.iter_modules(mp.__path__)}
-    public = {"audio", "blobs", "cache", "grounding", "invariant", "planning"}
-    public |= {"probe", "trajectory", "video", "view"}
-    assert rooms & set(mp.__all__) == public and "packing" in rooms
+    assert rooms & set(mp.__all__) == ROOMS and "packing" in rooms
 
 
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'repack'"):
         _ = mp.repack
-    assert inspect.isfunction(mp.check)

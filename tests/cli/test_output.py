@@ -36,15 +36,10 @@ def trace_in(folder):
 @pytest.mark.parametrize(
     "args",
     [
-        "validate TRACE --out OUT",
         "inspect TRACE --out OUT",
-        "inspect TRACE --sample s0 --json --out OUT",
-        "parity TRACE OTHER --out OUT",
         "parity OTHER TRACE --html OUT",
         "plan TRACE --max-tokens 99 --save OUT",
-        "plan OTHER --max-tokens 99 --model TRACE --out OUT",
         "plan OTHER --max-tokens 99 --cost TRACE --out OUT",
-        "convert TRACE new.jsonl --out OUT",
         "convert TRACE OUT.jsonl",
         "view TRACE -o OUT",
         "view OTHER --png new.png --plan TRACE --bin 0 --out OUT",
@@ -52,7 +47,6 @@ def trace_in(folder):
         "frames TRACE --policy vllm --sheet OUT.png",
         "probe tiny:qwen2_5_vl tiny:qwen2_5_vl --trace TRACE --out OUT",
         "probe file:TRACE tiny:qwen2_5_vl --out OUT",
-        "smoke --data TRACE --out OUT",
     ],
 )
 def test_no_output_overwrites_an_input(tmp_path, monkeypatch, args, link):

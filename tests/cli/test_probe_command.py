@@ -11,29 +11,26 @@ import mmpack as mp
 TINY = "tiny:qwen2_5_vl"
 
 
-def test_layouts_are_alike_and_a_temperature_parts(tmp_path):
-    result = call_mmpack("probe", f"{TINY}?layout=shared", f"{TINY}?layout=padded", "--json")
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert document["ok"] and document["first"] is None
-    assert document["command"].startswith(f"mmpack probe '{TINY}?layout=shared'")
+def test_a_temperature_parts(tmp_path):
     page, figure = tmp_path / "a.html", tmp_path / "a.png"
     other = f"{TINY}?layout=padded&temperature=0.5"
-    result = call_mmpack("probe", TINY, other, "--html", str(page), "--png", str(figure))
+    result = call_mmpack("probe", TINY, other, "--html", page, "--png", figure)
     assert result.returncode == 1, result.stderr
     assert "first at logprobs" in result.stdout and "again: mmpack probe" in result.stdout
+    rows = result.stdout.split("of its bound\n")[1].splitlines()
+    assert rows and all(len(row.split()) == 5 for row in rows)
     assert "Parted" in page.read_text() and figure.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_saved_record_is_a_side(tmp_path):
     path = tmp_path / "a.probe"
-    assert call_mmpack("probe", TINY, "--save", str(path), "--tokens", "loss").returncode == 0
-    same = call_mmpack("probe", str(path), str(path))
-    assert same.returncode == 0, same.stderr
-    other = call_mmpack("probe", str(path), f"{TINY}?seed=1", "--tokens", "loss", "--json")
-    assert other.returncode == 1, other.stderr
-    assert json.loads(other.stdout)["about_b"]["dtype"] == "float32"
-    unlike = call_mmpack("probe", str(path), f"{TINY}?seed=1")
+    assert call_mmpack("probe", TINY, "--save", path, "--tokens", "loss").returncode == 0
+    same = call_mmpack("probe", path, f"{TINY}?layout=padded", "--tokens", "loss", "--json")
+    document = json.loads(same.stdout)
+    assert same.returncode == 0 and document["ok"] and document["first"] is None, same.stderr
+    assert document["command"].startswith(f"mmpack probe {path} '{TINY}?layout=padded'")
+    assert document["about_b"]["dtype"] == "float32"
+    unlike = call_mmpack("probe", path, f"{TINY}?seed=1")
     assert unlike.returncode == 2 and "different tokens" in unlike.stderr
 
 
@@ -47,9 +44,7 @@ def test_a_trace_with_drawn_pixels(tmp_path):
     assert missing.returncode == 2 and "Fix: pass --media-root DIR" in missing.stderr
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
-)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "internvl"])
 def test_drawn_samples_keep_the_rules(family):
     samples = probe_samples(family)
     assert mp.validate(samples) == []
@@ -64,17 +59,12 @@ def test_drawn_samples_keep_the_rules(family):
     [
         (TINY,),
         (TINY, TINY, "--save", "x.probe"),
-        ("what", TINY),
-        ("tiny:", TINY),
         ("tiny:nothing", TINY),
         (f"{TINY}?layout=wide", TINY),
-        (f"{TINY}?dtype=int9", TINY),
-        (f"{TINY}?seed=x", TINY),
         (f"{TINY}?attached=maybe", TINY),
         (f"{TINY}?temperature=x", TINY),
         (f"{TINY}?attention=none", TINY),
         (f"{TINY}?colour=red", TINY),
-        (f"{TINY}?layout", TINY),
         (f"{TINY}?layout=alone&layout=packed", TINY),
         (f"{TINY}?device=cuda:99", TINY),
         ("python:no.such:function", TINY),
@@ -83,7 +73,6 @@ def test_drawn_samples_keep_the_rules(family):
         ("none.probe", TINY),
         (TINY, TINY, "--tokens", "some"),
         (TINY, TINY, "--factor", "-1"),
-        (TINY, TINY, "--png", "x.jpg"),
         (TINY, TINY, "--trace", "none.jsonl"),
         ("hf:x", "hf:y"),
     ],
@@ -107,15 +96,3 @@ def test_a_saved_model_without_its_processor(tmp_path):
     assert result.stderr == ""  # no bars where there is no terminal
     result = call_mmpack(*args, "--media-root", str(tmp_path))
     assert result.returncode == 2 and "processor's files" in result.stderr.splitlines()[-1]
-
-
-def test_modules_are_rows():
-    result = call_mmpack("probe", TINY, f"{TINY}?seed=1")
-    assert "model.visual.patch_embed.proj" in result.stdout
-    rows = result.stdout.split("of its bound\n")[1].splitlines()
-    assert len(rows) == 12 and all(len(row.split()) == 5 for row in rows)
-
-
-def test_a_missing_record_is_said_at_once(tmp_path):
-    result = call_mmpack("probe", TINY, str(tmp_path / "no.probe"))
-    assert result.returncode == 2 and "Fix: pass a file that" in result.stderr

@@ -51,17 +51,6 @@ def test_a_parity_report(folder, tmp_path):
     assert html == html.replace("<script", "")
 
 
-def test_what_format_json_prints(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = call_mmpack(
-        "parity", folder / "rollout.jsonl", folder / "train.jsonl", "--format", "json"
-    )
-    (tmp_path / "printed.json").write_text(done.stdout)
-    done = call_mmpack("view", "printed.json")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "printed.html"
-    assert "Layouts differ" in (tmp_path / "printed.html").read_text()
-
-
 def test_a_pack(folder, tmp_path):
     batch = mp.pack(drawn.answers(), share_prefix=True)
     html, document = written(folder, tmp_path, "answers.jsonl", "--pack")
@@ -88,14 +77,11 @@ def test_a_micro_batch_of_a_plan(folder, tmp_path):
     ("options", "part"),
     [
         (("report.json", "--pack"), "--pack is of traces"),
-        (("plan.json", "--limit", 3), "--limit is of traces"),
         (("answers.jsonl", "--plan", "plan.json"), "--plan and --bin must be passed together"),
-        (("answers.jsonl", "--bin", 0), "--plan and --bin must be passed together"),
         (("answers.jsonl", "--plan", "plan.json", "--bin", 99), "--bin 99 is not in 'plan.json'"),
         (("rollout.jsonl", "--plan", "plan.json", "--bin", 0), "was made of other samples"),
         (("answers.jsonl", "--pack", "--tokenizer", "x"), "--tokenizer is of a trace's own page"),
         ((TRACE, "--pack"), "MM406"),
-        (("none.json",), "can't be read"),
     ],
 )
 def test_what_is_wrong_is_one_line(folder, tmp_path, options, part):

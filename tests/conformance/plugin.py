@@ -14,6 +14,7 @@ from conformance.results import Results
 
 _TESTS = Path(__file__).with_name("test_conformance.py")
 _MARKERS = {"adapter": "of an adapter to transformers", "slow": "takes minutes", "verl": "of verl"}
+_MARKERS["upstream"] = "beside processors that need torchvision"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,5 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             slow = not chosen and (check.slow or (heavy and check.packs))
             marks: list[Any] = [pytest.mark.slow if slow else pytest.mark.adapter]
             marks += [pytest.mark.verl] if check.name == "verl" else []
+            if check.name == "layout" and get_kit(family).needs_torchvision:
+                marks.append(pytest.mark.upstream)  # the environment that has it
             params.append(pytest.param(family, check, id=f"{family}-{check.name}", marks=marks))
     metafunc.parametrize(("family", "check"), params)

@@ -14,7 +14,7 @@ from support.kits import Kit
 from support.kits.samples import mixed_samples
 from transformers.utils.import_utils import is_torchvision_available
 
-from mmpack.adapters.transformers import is_attached
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.errors import installed_version
 from mmpack.families import Family
 from mmpack.processors.wrap import Processor, wrap_processor

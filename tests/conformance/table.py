@@ -69,10 +69,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 def text(results: dict[str, dict[str, Any]]) -> str:
     """The table, a line on each cell that is not `yes`, and the versions."""
     notes: dict[str, dict[str, list[str]]] = {heading: {} for heading in COLUMNS}
-    lines = [
-        f"| family | {' | '.join(COLUMNS)} |",
-        f"| --- |{' :-: |' * len(COLUMNS)}",
-    ]
+    lines = [f"| family | {' | '.join(COLUMNS)} |", f"| --- |{' :-: |' * len(COLUMNS)}"]
     for family, checks in results.items():
         cells = []
         for heading, names in COLUMNS.items():

@@ -1,7 +1,7 @@
 """Every family that has a kit against the conformance checks, the longer ones marked slow; `pytest --family NAME`.
 
 The plugin gives families and checks: `pytest.mark.adapter` to the shorter ones, which older transformers run too, else
-`pytest.mark.slow`; and `pytest.mark.verl`. Models are made once; one family at a time is held.
+`pytest.mark.slow`; and `pytest.mark.verl`, `pytest.mark.upstream`. Models are made once; one family at a time is held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conformance.oracle import torch_functions
 from conformance.subject import Subject
 from support.kits import get_kit
 
-pytestmark = pytest.mark.few(24)
+pytestmark = pytest.mark.few(14)
 _HELD: dict[str, Subject] = {}
 
 

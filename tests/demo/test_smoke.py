@@ -101,6 +101,7 @@ def test_learning_goes_up_and_with_negated_advantages_down():
     assert down.values["learn"]["gain"] < 0 and down.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_layout_that_gives_nan_fails(monkeypatch):
     whole = logprob_checks.packed_logprobs
 
@@ -113,10 +114,18 @@ def test_a_layout_that_gives_nan_fails(monkeypatch):
     assert "logprobs" in smoke(**SMALLEST).failed
 
 
-@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"inject": "dtype"}])
-def test_what_needs_a_real_engine_says_so(options):
-    with pytest.raises(ArgumentError, match="--engine vllm"):
-        smoke(**SMALL, **options)
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"top_p": 0.9}, "--engine vllm"),
+        ({"inject": "dtype"}, "--engine vllm"),
+        ({"video": True, "learn": True}, "leave out --data and --learn"),
+        ({"video": True, "inject": "max_pixels"}, "a fault of pictures"),
+    ],
+)
+def test_options_that_contradict_each_other(options, match):
+    with pytest.raises(ArgumentError, match=match):
+        smoke(**options)
 
 
 @pytest.mark.slow
@@ -137,26 +146,6 @@ def test_clips_of_both_kinds_of_family(tmp_path):
         assert {m["modality"] for one in media for m in one} == {"video"}
         page = pages.with_stem(f"step-{family}").read_text()
         assert page.count("<image ") > 0 and "mm-empty" not in page.partition("</style>")[2]
-
-
-@pytest.mark.slow
-def test_a_cause_put_into_a_step_with_clips_is_named():
-    report = smoke(video=True, limit=1, n=2, max_new_tokens=4, inject="loss_mask_shift")
-    assert report.failed == ["qwen2_5_vl: parity", "qwen3_vl: parity"]
-    assert report.values["qwen3_vl"]["first"]["cause"] == "loss_mask_shift"
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"data": "x"}, "leave out --data"),
-        ({"learn": True}, "leave out --data and --learn"),
-        ({"inject": "max_pixels"}, "a fault of pictures"),
-    ],
-)
-def test_what_clips_are_not_for(options, match):
-    with pytest.raises(ArgumentError, match=match):
-        smoke(video=True, **options)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")

@@ -54,19 +54,6 @@ def test_a_registered_family_is_known_everywhere(registered, tmp_path):
     assert mp.plan(samples, max_tokens=500).dropped == []
 
 
-def test_nothing_need_stand_around_a_picture(registered):
-    mp.register_family(mine(vision_start_id=None, vision_end_id=None))
-    bare = mixed_samples(register_kit(replace(get_kit("qwen3_vl"), family="mine")))
-    marked = mixed_samples(get_kit("qwen3_vl"))
-    assert mp.validate(bare) == []
-    for one, two in zip(bare, marked, strict=True):
-        kept = ~np.isin(two.input_ids, [151652, 151653])
-        assert one.input_ids.tolist() == two.input_ids[kept].tolist()
-    report = mp.compare(bare, [replace(s, input_ids=s.input_ids[:-1]) for s in bare])
-    assert mp.compare(bare, list(bare)).ok and not report.ok
-    assert mp.pack(bare, share_prefix=True).num_tokens < sum(map(len, bare))
-
-
 def test_the_page_of_families(registered):
     page = (Path(__file__).resolve().parents[2] / "docs" / "families.md").read_text("utf-8")
     names: dict = {}
@@ -81,27 +68,26 @@ def test_what_is_refused(registered):
         (mine(name="qwen3_vl"), "'qwen3_vl' exists"),
         (mine(name="My family"), "is not a name"),
         (mine(model_types=("qwen3_vl",)), "model type 'qwen3_vl', which belongs to qwen3_vl"),
-        (mine(model_types=()), r"model_types=\(\)"),
         (mine(processors="MineProcessor"), "processors='MineProcessor'"),
         (mine(image_token_id=152_064), "image_token_id=152064, expected an id below"),
-        (mine(image_token_id=None), "image_token_id=None"),
         (mine(pad_token_id=151655), "pad_token_id=151655, which is a placeholder"),
         (mine(patch_size=0), "patch_size=0"),
         (mine(tokens_per_second=-1.0), "tokens_per_second=-1.0"),
-        (mine(video_layout="rows"), "video_layout='rows'. Fix: use one of 'frames'"),
-        (mine(packing="maybe"), "packing='maybe'"),
+        (mine(video_layout="rows"), "video_layout='rows'. Fix: use one of "),
         (mine(video_token_id=None), "video_layout='frames' but no video_token_id"),
-        (mine(position_rules=("middle",)), "position_rules"),
         (mine(position_rules=("grid", "count")), "'count' gives one row"),
-        (mine(texts=Texts(frame_time="last")), "frame_time='last'. Fix: use 'first' or 'middle'"),
-        (mine(pooled_frames=0), "pooled_frames=0"),
+        (
+            mine(texts=Texts(frame_time="last")),
+            "frame_time='last'. Fix: use one of 'first', 'middle'",
+        ),
         (
             mine(two_way=TwoWay(("audio",))),
             r"two_way with media=\('audio',\). Fix: .* image, video",
         ),
-        (mine(two_way=TwoWay("image")), "two_way with media='image'"),
-        (mine(video=replace(VIDEO, resize="crop")), "resize='crop'. Fix: use 'area' or 'budget'"),
-        (mine(audio=replace(AUDIO, interleaving="turns")), "interleaving='turns'"),
+        (
+            mine(video=replace(VIDEO, resize="crop")),
+            "resize='crop'. Fix: use one of 'area', 'budget'",
+        ),
         (mine(audio=replace(AUDIO, halvings=("half",))), r"halvings=\('half',\)"),
     ]:
         with pytest.raises(ArgumentError, match=message) as caught:

@@ -36,7 +36,7 @@ def in_pieces(text, cuts):
     return sample, pieces.__getitem__
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_number_has_every_token_that_holds_a_digit_of_it(data):
     numbers = data.draw(st.lists(st.integers(0, 400), min_size=2, max_size=2))
@@ -66,9 +66,7 @@ def test_only_what_the_policy_wrote(answered, qwen):
     assert [r.point for r in find(sample, qwen).regions] == [(30.0, 40.0)]
     everything = find(sample, qwen, where="all").regions
     assert [r.point for r in everything] == [(1.0, 2.0), (30.0, 40.0)]
-
-
-def test_a_box_goes_on_where_spans_touch_and_not_over_an_observation(qwen):
+    # a place goes on where spans touch, and not over an observation
     one, two = qwen.encode("at (30"), qwen.encode(", 40).")
     parts = [("image", (1, 34, 46), "a"), ("response", one, 0, "reasoning"), ("response", two, 0)]
     assert [r.point for r in find(make_sample(parts), qwen).regions] == [(30.0, 40.0)]
@@ -111,27 +109,12 @@ def test_what_can_t_be_used_is_a_problem_and_the_sample_stays_valid(answered, qw
     assert mp.validate(annotate(sample, qwen)) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(0, 151_700), min_size=1, max_size=80))
 def test_any_ids_leave_a_valid_sample(qwen, ids):
     ids = [i for i in ids if i not in (151655, 151656)] or [5]
     sample = make_sample([("image", (1, 34, 46), "a"), ("response", ids)])
     assert mp.validate(annotate(sample, qwen)) == []
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(
-            [*"()[]{},:1234567890-.e ", "nan", "<|box_start|>", "<|box_end|>", '"bbox_2d"']
-        )
-    )
-)
-def test_any_numbers_leave_a_valid_sample(pieces):
-    sample = make_sample([("image", (1, 34, 46), "a"), ("response", list(range(len(pieces))))])
-    marked = annotate(sample, [piece.encode() for piece in pieces].__getitem__)
-    assert mp.validate(marked) == []
-    assert mp.Sample.from_dict(marked.to_dict()) == marked
 
 
 def test_without_a_picture_a_place_is_only_a_problem(qwen):
@@ -181,31 +164,17 @@ def test_four_corners_are_converted_like_their_box(answered, qwen):
     assert moved.region_spans == [region]
 
 
-@pytest.mark.parametrize(
-    "options, named",
-    [
-        ({"where": "prompt"}, "where"),
-        ({"forms": "json"}, "forms"),
-        ({"forms": ["xml"]}, "forms"),
-        ({"forms": None}, "forms"),
-        ({"system": "pixels"}, "system"),
-        ({"system": 1000}, "system"),
-        ({"media_index": 1}, "media_index"),
-        ({"media_index": -1}, "media_index"),
-        ({"media_index": "a"}, "media_index"),
-    ],
-)
 @pytest.mark.parametrize("call", [find, annotate])
-def test_wrong_arguments(answered, qwen, call, options, named):
-    with pytest.raises(mp.ArgumentError, match=rf": {named} is .* Fix: "):
-        call(answered("(1, 2)"), qwen, **options)
-
-
-def test_wrong_samples_and_tokenizers(answered):
-    with pytest.raises(mp.ArgumentError, match=r"sample is .* Fix: "):
-        find([answered("x")], None)
-    with pytest.raises(mp.ArgumentError, match=r"tokenizer is .* Fix: "):
-        find(answered("x"), None)
+def test_wrong_arguments(answered, qwen, call):
+    for options in (
+        *({"where": "prompt"}, {"forms": "json"}, {"forms": ["xml"]}, {"system": "pixels"}),
+        *({"media_index": 1}, {"media_index": -1}, {"media_index": "a"}),
+    ):
+        with pytest.raises(mp.ArgumentError, match=rf": {next(iter(options))} is .* Fix: "):
+            call(answered("(1, 2)"), qwen, **options)
+    for sample, tokenizer in (([answered("x")], None), (answered("x"), None)):
+        with pytest.raises(mp.ArgumentError, match=r"(sample|tokenizer) is .* Fix: "):
+            call(sample, tokenizer)
 
 
 def test_no_torch_in_data_loader_workers():

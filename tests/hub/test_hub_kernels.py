@@ -18,15 +18,6 @@ def test_its_schema_takes_each_build_toml():
     assert Build.open(project()).general.backends == [Backend.CPU, Backend.CUDA, Backend.ROCm]
 
 
-def test_its_schema_refuses_another_build_toml(tmp_path):
-    from kernels._rust import Build
-
-    text = (project() / "build.toml").read_text()
-    (tmp_path / "build.toml").write_text(text.replace("edition = 5", "edition = 5\nfurther = 1"))
-    with pytest.raises(ValueError):
-        Build.open(tmp_path)
-
-
 @pytest.mark.parametrize("backend", VARIANTS)
 def test_metadata_and_sums_are_as_it_reads_them(backend):
     from kernels import Metadata
@@ -39,32 +30,13 @@ def test_metadata_and_sums_are_as_it_reads_them(backend):
     metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, variant))
 
 
-def test_a_changed_file_breaks_its_sum(tmp_path):
-    import shutil
-
-    from kernels import Metadata
-    from kernels._rust import Digest, DigestValidationError
-
-    variant = shutil.copytree(project() / "build" / "torch-cpu", tmp_path / "torch-cpu")
-    with (variant / "layers.py").open("a") as file:
-        file.write("# another\n")
-    digest = Metadata.read_from_file(variant / "metadata.json").digest
-    with pytest.raises(DigestValidationError):
-        digest.validate(Digest.hash_variant(digest.algorithm, variant))
-
-
-def test_it_loads_the_build_for_this_machine():
-    from kernels import get_loaded_kernels, get_local_kernel
+def test_it_loads_the_build_for_this_machine(monkeypatch):
+    from kernels import get_kernel, get_loaded_kernels, get_local_kernel
 
     kernel = get_local_kernel(project())
     assert kernel.__name__ in {loaded.metadata.id for loaded in get_loaded_kernels()}
     x = torch.randn(4, 3)
     assert_close(kernel.gather_rows(x, torch.tensor([3, 3, 0])), x[[3, 3, 0]])
-
-
-def test_a_name_of_the_hub_leads_to_a_folder(monkeypatch):
-    from kernels import get_kernel
-
     monkeypatch.setenv("LOCAL_KERNELS", f"someone/mmpack={project()}")
     assert "policy_loss" in get_kernel("someone/mmpack", version=0).__all__
 

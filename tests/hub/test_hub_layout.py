@@ -36,20 +36,18 @@ def test_a_kernel_imports_only_what_it_may():
                 assert found or node.module == "_ops", (path, ast.unparse(node))
 
 
-def test_it_is_built_for_each_kind_of_device():
-    built = {path.name for path in (project() / "build").iterdir()}
-    assert built == {"torch-cpu", "torch-cuda", "torch-rocm"}
-
-
 def test_a_folder_that_was_written_before(tmp_path):
     made = writer().write(tmp_path, owner="someone")
     (made / "torch-ext" / "mmpack" / "older.py").write_text("")
     assert writer().write(tmp_path, owner="someone") == made
     assert not (made / "torch-ext" / "mmpack" / "older.py").exists()
-    assert tomllib.loads((made / "build.toml").read_text())["general"]["hub"] == {
-        "repo-id": "someone/mmpack"
-    }
+    general = tomllib.loads((made / "build.toml").read_text())["general"]
+    assert general["hub"] == {"repo-id": "someone/mmpack"}
     assert 'get_kernel("someone/mmpack", version=0' in (made / "CARD.md").read_text()
+    built = {path.name for path in (made / "build").iterdir()}
+    assert built == {"torch-cpu", "torch-cuda", "torch-rocm"}
+    for path in made.rglob("*"):
+        assert not path.is_file() or str(ROOT) not in path.read_text(), path  # of this machine
 
 
 def test_two_builds_in_one_process(tmp_path):
@@ -87,12 +85,6 @@ def test_each_function_computes_what_torch_does():
         old, torch.tensor([1.0, -0.5]), torch.tensor([0, 2, 3]), old_logprobs=old
     )
     assert_close(loss.loss, -torch.tensor([1.0, 1.0, -0.5]).mean())
-
-
-def test_no_build_is_of_this_machine():
-    for path in project().rglob("*"):
-        if path.is_file() and path.suffix != ".pyc":
-            assert str(ROOT) not in path.read_text(), path
 
 
 @pytest.mark.kernel

@@ -17,14 +17,12 @@ import typer
 from matrix.traces import ENGINES, NAMES, TRAINERS, compare_traces, run
 
 import mmpack.cli.main
-from mmpack.cli.output import JsonOption, OutOption, emit, table
+from mmpack.cli.output import show, table
 
 
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", file_okay=False, exists=True)],
     only: Annotated[str | None, typer.Option(metavar="NAME")] = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
 ) -> int:
     """Write the traces of what is installed here into DIR, compare all that lie there, print a table."""
     with redirect_stdout(sys.stderr):  # frameworks print, and stdout is for the result
@@ -35,19 +33,11 @@ def command(
     result = compare_traces(folder, failed)
     shown = {(c.engine, c.trainer): c.verdict for c in result.cells}
     rows = [[engine, *(shown.get((engine, t), "-") for t in TRAINERS)] for engine in ENGINES]
-    made = [
-        f"{name}: {about or 'not installed'}"
-        for name, about in result.frameworks.items()
-        if about or name not in result.failed
-    ]
-    made += [f"{name}: {why}" for name, why in result.failed.items()]
-    compared = [c for c in result.cells if c.compared]
-    equal = sum(c.ok for c in compared)
-    verdict = (
-        f"{'OK' if result.ok else 'DIFFERENT'}: {equal} of {len(compared)} pairs compared are equal"
-    )
-    lines = [verdict, *made, table(("rollout \\ train", *TRAINERS), rows)]
-    emit(result.to_dict(), lines, as_json, out)
+    made = [f"{name}: {about or 'not installed'}" for name, about in result.frameworks.items()]
+    made += [f"{name}: {why}" for name, why in failed.items()]
+    equal, word = sum(c.ok for c in result.compared), "OK" if result.ok else "DIFFERENT"
+    verdict = f"{word}: {equal} of {len(result.compared)} pairs compared are equal"
+    show([verdict, *made, table(("rollout \\ train", *TRAINERS), rows)])
     return 0 if result.ok else 1
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mmpack.errors import TraceError, installed_version
 from mmpack.parity.compare import compare
@@ -38,17 +37,16 @@ KEY = "matrix"  # in Sample.metadata
 
 @dataclass(frozen=True)
 class Cell:
-    """One engine against one trainer. `verdict`: ✓, the first mismatch, or what was not compared or installed."""
+    """One engine against one trainer. `report`: None where a trace is missing."""
 
     engine: str
     trainer: str
-    verdict: str
-    ok: bool
-    compared: int = 0
-    cause: str | None = None
-    place: str | None = None
-    sample_id: str | None = None
-    not_compared: dict[str, str] = field(default_factory=dict)
+    verdict: str  # ✓, the first mismatch, or what was not compared or installed
+    report: ParityReport | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.report is not None and self.report.ok
 
 
 @dataclass
@@ -57,21 +55,15 @@ class Matrix:
 
     frameworks: dict[str, str | None]
     cells: list[Cell]
-    failed: dict[str, str] = field(default_factory=dict)  # name -> why it gave no new trace here
+
+    @property
+    def compared(self) -> list[Cell]:
+        return [c for c in self.cells if c.report is not None and c.report.compared]
 
     @property
     def ok(self) -> bool:
         """Pairs were compared, and all of them are equal."""
-        done = [c for c in self.cells if c.compared]
-        return bool(done) and all(c.ok for c in done)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "frameworks": self.frameworks,
-            "failed": self.failed,
-            "cells": [asdict(c) for c in self.cells],
-        }
+        return bool(self.compared) and all(c.ok for c in self.compared)
 
 
 def installed() -> dict[str, str]:
@@ -90,31 +82,26 @@ def run(folder: Path, only: Collection[str] = NAMES) -> dict[str, str]:
     runner's, or the framework's own error. Raises: MissingExtraError where the processor or the vocabulary of the
     fixture is missing.
     """
-    found = {name: version for name, version in installed().items() if name in only}
-    failed = {
-        name: f"{version or 'an unknown version'} is not supported ({PACKAGES[name][2]}*)"
-        for name, version in found.items()
-        if not version.startswith(PACKAGES[name][2])
-    }
-    found = {name: version for name, version in found.items() if name not in failed}
-    if not found:
-        return failed
-    from matrix.fixture import make_fixture
+    failed = {}
+    fixture = None
+    for name, version in tracked(installed().items(), "running frameworks"):
+        if name not in only:
+            continue
+        if not version.startswith(PACKAGES[name][2]):
+            said = version or "an unknown version"
+            failed[name] = f"{said} is not supported ({PACKAGES[name][2]}*)"
+            continue
+        from matrix.fixture import make_fixture
 
-    fixture = make_fixture()
-    for name, version in tracked(found.items(), "running frameworks"):
+        fixture = fixture or make_fixture()
         try:
-            runner = importlib.import_module(f"matrix.{name}_trace").matrix_trace
-            samples = runner(fixture)
+            samples = importlib.import_module(f"matrix.{name}_trace").matrix_trace(fixture)
         except Exception as error:  # whatever a broken installation raises: the others still run
             text = (str(error).strip().splitlines() or [""])[0][:200]
             failed[name] = f"{version} failed ({type(error).__name__}: {text})"
             continue
-        about = {
-            "name": name,
-            "version": version,
-            "transformers": installed_version("transformers"),
-        }
+        about = {"name": name, "version": version}
+        about["transformers"] = str(installed_version("transformers"))
         for sample, (sample_id, group_id) in zip(samples, fixture.ids, strict=True):
             sample.sample_id, sample.group_id = sample_id, group_id
             sample.metadata = {KEY: about}  # without what else the framework held
@@ -137,7 +124,7 @@ def compare_traces(folder: Path, failed: Mapping[str, str] | None = None) -> Mat
             "Fix: run it where one of them is installed"
         )
     frameworks = {name: _made_with(there[name]) if name in there else None for name in NAMES}
-    return Matrix(frameworks, list(_cells(there, failed)), dict(failed))
+    return Matrix(frameworks, list(_cells(there, failed)))
 
 
 def _cells(there: dict[str, Path], failed: Mapping[str, str]) -> Iterator[Cell]:
@@ -147,45 +134,27 @@ def _cells(there: dict[str, Path], failed: Mapping[str, str]) -> Iterator[Cell]:
                 continue
             missing = [name for name in (engine, trainer) if name not in there]
             if missing:
-                why = failed.get(missing[0], "not installed")
-                yield Cell(engine, trainer, f"{missing[0]} {why}", ok=False)
+                yield Cell(
+                    engine, trainer, f"{missing[0]} {failed.get(missing[0], 'not installed')}"
+                )
             else:
                 report = compare(read_trace(there[engine]), read_trace(there[trainer]))
-                yield _cell(engine, trainer, report)
+                yield Cell(engine, trainer, _verdict(report), report)
 
 
-def _cell(engine: str, trainer: str, report: ParityReport) -> Cell:
+def _verdict(report: ParityReport) -> str:
     first = report.first
-    place = None
     if first is not None:
         at = first.span[0] if first.span is not None else first.index
-        place = first.field if at is None else f"{first.field} at {at}"
-        verdict = f"{first.cause}: {place}"
-    elif report.ok:
-        lacking = [name for name in LAYOUT if name in report.not_compared]
-        verdict = f"✓ but {', '.join(lacking)}" if lacking else "✓"
-    else:
-        verdict = f"not compared: {', '.join(report.not_compared)}"
-    return Cell(
-        engine,
-        trainer,
-        verdict,
-        report.ok,
-        report.compared,
-        None if first is None else first.cause,
-        place,
-        None if first is None else first.sample_id,
-        report.not_compared,
-    )
+        return f"{first.cause}: {first.field}" + ("" if at is None else f" at {at}")
+    if not report.ok:
+        return f"not compared: {', '.join(report.not_compared)}"
+    lacking = [name for name in LAYOUT if name in report.not_compared]
+    return f"✓ but {', '.join(lacking)}" if lacking else "✓"
 
 
 def _made_with(path: Path) -> str:
     """The version that wrote a trace, and of transformers beside it."""
-    for sample in read_trace(path):
-        about = sample.metadata.get(KEY)
-        if not isinstance(about, dict):
-            return "a trace of unknown origin"
-        name, version = about.get("name"), about.get("version")
-        beside = f", transformers {about.get('transformers')}"
-        return f"{version}" if name == "transformers" else f"{version}{beside}"
-    return "an empty trace"
+    about = next(iter(read_trace(path))).metadata[KEY]
+    beside = "" if about["name"] == "transformers" else f", transformers {about['transformers']}"
+    return f"{about['version']}{beside}"

@@ -1,6 +1,6 @@
-"""Windows along the path and two-way blocks against the dense rule by ancestors: plans, blocks, kernels' rows."""
+"""Attention of packed rows and within sequences against explicit softmax in float64: all outputs, and gradients."""
 
-from typing import NamedTuple
+import pickle
 
 import numpy as np
 import pytest
@@ -8,373 +8,507 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention import (
+    dense,
     draw,
     gradients,
-    in_sequence,
-    one_sequence_after_the_other,
+    packages_on_the_cpu,
+    packed,
     run_varlen_on_the_cpu,
+    sees,
+    with_lse,
+    within,
 )
+from support.lines import TREES, lines, plan_of, windows
+from support.samples import make_sample
+from support.tiny_models import tiny_model
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 
-from mmpack.errors import ArgumentError, BackendError
-from mmpack.ops.attention import TREE, plan_attention, plan_of_rule, tree_attention, varlen
-from mmpack.ops.attention.attention_plan import FLEX_BLOCK
-from mmpack.ops.attention.flex import block_mask
-from mmpack.ops.attention.rule import Rule, path_of, path_on_device
-from mmpack.ops.attention.tree_attention import rule_of
-
-
-class Line(NamedTuple):
-    until: np.ndarray  # int32 [T]
-    start: np.ndarray
-    padding: np.ndarray
-    above: list  # of each row, its path from the root, itself last
-    block: np.ndarray  # number of the row's block, -1: text
-
-    def sees(self, window=None, two_way=False):
-        """bool [T, T], pair by pair."""
-        size = len(self.until)
-        seen = np.zeros((size, size), dtype=bool)
-        for q in range(size):
-            for k in self.above[q]:
-                seen[q, k] = True
-            if two_way and self.block[q] >= 0:
-                seen[q, self.block == self.block[q]] = True
-            for k in np.flatnonzero(seen[q]):
-                if window is not None and len(self.above[q]) - len(self.above[k]) >= window:
-                    seen[q, k] = False
-        return seen
-
-
-def lay(segments, padding=0):
-    """Segments in depth-first order: (depth, pieces); a piece is a count of text rows, or a block's, negative."""
-    above, block, until = [], [], []
-    ends, stack = {}, []
-    for number, (depth, pieces) in enumerate(segments):
-        stack = stack[:depth]
-        path = list(above[stack[-1][1]]) if stack else []
-        begin = len(above)
-        for piece in pieces:
-            own = len(above) if piece < 0 else -1
-            for _ in range(abs(piece)):
-                path = [*path, len(above)]
-                above.append(path)
-                block.append(own)
-        stack.append((number, len(above) - 1))
-        for n, _ in stack:
-            ends[n] = len(above)
-        until += [number] * (len(above) - begin)
-    until = [ends[n] for n in until]
-    total = len(until)
-    for i in range(padding):
-        above.append([total + i])
-        block.append(-1)
-        until.append(total + i + 1)
-    start = np.array([b if b >= 0 else i for i, b in enumerate(block)])
-    return Line(
-        np.array(until, dtype=np.int32),
-        start.astype(np.int32),
-        np.arange(len(until)) >= total,
-        above,
-        np.array(block),
-    )
-
-
-@st.composite
-def lines(draw_, longest=6):
-    segments, depth = [], 0
-    for number in range(draw_(st.integers(1, 6))):
-        depth = draw_(st.integers(0, depth)) if number else 0
-        size = st.integers(1, longest)
-        pieces = draw_(st.lists(size | size.map(lambda n: -n), min_size=1, max_size=4))
-        segments.append((depth, pieces))
-        depth += 1
-    return lay(segments, draw_(st.integers(0, 3)))
-
-
-windows = st.none() | st.integers(1, 12)
-TREES = lay(
-    [(0, [3, -4, 2]), (1, [2, -3, -2, 5]), (2, [1]), (2, [-5, 1]), (1, [9]), (0, [-2, 4])], 3
+import mmpack as mp
+from mmpack.errors import ArgumentError
+from mmpack.ops.attention import (
+    SEQUENCES,
+    flex,
+    merge_attention,
+    plan_attention,
+    plan_sequences,
+    plan_tiles,
+    resolve,
+    resolve_sequences,
+    sequence_attention,
+    tree_attention,
+    varlen,
 )
+from mmpack.ops.attention.rule import Rule, path_of
+from mmpack.ops.attention.sequence_attention import brought_together, by_length
+
+SHARED = [(5, [3, (2, [4, 1, 1]), 6]), 7, (1, [1, 1]), (4, [2])]
+LENGTHS = {
+    "one": [9],
+    "sorted": [6, 6, 3, 3, 1],
+    "windows at the edges": [16, 16, 8, 16, 16, 8, 4, 4, 2],
+    "a tiny one and a large one": [1, 40, 4],
+}
+KERNELS = ("varlen", "flash_attn", "flash_attn_4")
 
 
-def by_dense_rule(q, k, v, seen):
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~torch.from_numpy(seen), -torch.inf)
-    return (torch.softmax(scores, -1) @ v).transpose(1, 2)
+@pytest.fixture(autouse=True)
+def a_few_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr("mmpack.ops.attention.sdpa.QUERY_ROWS", 6)
+    monkeypatch.setattr("mmpack.ops.attention.lse.ROWS", 20)
 
 
-def in_turn(q, k, v, lengths, scale, return_lse=False):
-    cu = lengths.cu_seqlens_q.tolist(), lengths.cu_seqlens_k.tolist()
-    assert lengths.max_seqlen_k == int(lengths.cu_seqlens_k.diff().max())
-    found = one_sequence_after_the_other(
-        q, k, v, *cu, scale, causal=lengths.causal, window=lengths.window
-    )
-    return found if return_lse else found[0]
+@pytest.fixture
+def calls(monkeypatch):
+    """Kernels of sequences on the CPU; what the packages were told."""
+    told = []
+    packages_on_the_cpu(monkeypatch, told)
+    with torch.library._scoped_library("torch_attn", "FRAGMENT") as library:
+        run_varlen_on_the_cpu(library)
+        yield told
 
 
-def plan_of(line, window, two_way):
-    return plan_of_rule(plan_attention(line.until, line.padding, line.start), window, two_way)
+def assert_near(found, expected, off=1e-12, rows=slice(None)):
+    """`rows` hold tokens."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        at = (slice(None), rows) if a is found[0] else (slice(None), slice(None), rows)
+        assert (a - b)[at].abs().max() <= off
 
 
-def assert_near(found, expected, rows, off=1e-12):
-    assert (found[0] - expected[0])[:, rows].abs().max() <= off
-    for a, b in zip(found[1:], expected[1:], strict=True):
-        assert (a - b)[:, :, rows].abs().max() <= off
+def inputs(plan, heads=(4, 2), dim=8, dtype=torch.float64, lines=1):
+    """query, key, value, and gradients of output and log-sum-exp, of a plan's rows."""
+    width = plan.rows // lines
+    q, k, v, grad = draw(lines, *heads, width, dim, dtype)
+    return q, k, v, grad, torch.randn(lines, heads[0], width, dtype=torch.float64)
 
 
-@settings(max_examples=20)
-@given(lines(), windows, st.booleans())
-def test_values_and_gradients_are_those_of_the_dense_rule(line, window, two_way):
-    size = len(line.until)
-    q, k, v, grad = draw(1, 2, 1, size, 4, torch.float64)
-    rows = torch.from_numpy(~line.padding)
-    grad = grad * rows[:, None, None]
-    seen = line.sees(window, two_way)
-    expected = gradients(lambda *x: by_dense_rule(*x, seen), q, k, v, grad)
-    plan = plan_of(line, window, two_way)
+@settings(max_examples=25)
+@given(lines(), windows, st.booleans(), st.sampled_from([None, 0.3]))
+def test_rows_of_a_forest(line, window, two_way, scale):
+    """With a plan, without, and as sequences over gathered paths; with windows and two-way blocks."""
+    plan, rows = plan_of(line, window, two_way), torch.from_numpy(~line.padding)
+    q, k, v, grad, weight = inputs(plan, (2, 1), 4)
+    grad, weight = grad * rows[:, None, None], weight * rows  # nobody reads padding
+    seen = torch.from_numpy(line.sees(window, two_way))[None]
+    expected = with_lse(lambda *x: dense(*x, seen, scale), q, k, v, grad, weight)
     until, start = torch.from_numpy(line.until), torch.from_numpy(line.start)
-    rule = {"visible_from": start if two_way else None, "window": window}
+    rule = {"visible_from": start if two_way else None, "window": window, "scale": scale}
     for own in (plan, None):
-        found = gradients(lambda *x, p=own: tree_attention(*x, until, p, **rule), q, k, v, grad)
-        assert_near(found, expected, rows)
+        found = with_lse(
+            lambda *x, p=own: tree_attention(*x, until, p, return_lse=True, **rule),
+            q, k, v, grad, weight,
+        )  # fmt: skip
+        assert_near(found, expected, rows=rows)
+        assert torch.equal(found[0], tree_attention(q, k, v, until, own, **rule))
+    expected = gradients(lambda *x: dense(*x, seen, scale)[0], q, k, v, grad)
+    found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, scale)[0], q, k, v, grad)
+    assert_near(found, expected, rows=rows)
+
+
+def in_turn(q, k, v, lengths, scale):
+    from support.attention import one_sequence_after_the_other
+
+    cu = lengths.cu_seqlens_q.tolist(), lengths.cu_seqlens_k.tolist()
+    seen = {"causal": lengths.causal, "window": lengths.window}
+    return one_sequence_after_the_other(q, k, v, *cu, scale, **seen)[0]
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("lines_", [1, 2])
+def test_rows_of_sequences(name, scale, lines_):
+    lengths = LENGTHS[name]
+    plan = plan_sequences(lengths * lines_)
+    given_ = inputs(plan, lines=lines_)
+    seen = within(lengths)
+    expected = with_lse(lambda *x: dense(*x, seen, scale), *given_)
+    attend = lambda *x: sequence_attention(*x, plan, scale=scale, return_lse=True)  # noqa: E731
+    found = with_lse(attend, *given_)
+    assert_near(found, expected)
+    assert torch.equal(found[0], sequence_attention(*given_[:3], plan, scale=scale))
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=12))
+def test_sequences_of_one_length_are_brought_together_and_back(lengths):
+    """What runs on a GPU under sdpa: one call for each length."""
+    plan = plan_sequences(lengths)
+    assert len(plan.groups) == len(set(lengths))
+    assert sum(length * count for length, count in plan.runs) == sum(lengths) == plan.rows
+    *x, grad, _ = inputs(plan, (2, 2), 4)
+    expected = gradients(lambda *x: dense(*x, within(lengths))[0], *x, grad)
+    for way in (by_length, brought_together):
+        run = lambda *x, w=way: w(*(y[0].transpose(0, 1) for y in x), plan)[None]  # noqa: E731
+        assert_near(gradients(run, *x, grad), expected)
+
+
+@pytest.mark.parametrize("lines_", [1, 3])
+def test_tiles(lines_):
+    for plan in (plan_tiles(lines_, 5, "cpu"), plan_sequences([5] * lines_)):
+        assert plan.cu_seqlens.tolist() == list(range(0, 5 * lines_ + 1, 5))
+        assert (plan.pairs, plan.max_seqlen, plan.sequences) == (25 * lines_, 5, lines_)
+        *x, grad, _ = inputs(plan, (2, 2), lines=lines_)
+        expected = gradients(lambda *x: dense(*x, within([5]))[0], *x, grad)
+        assert_near(gradients(lambda *x, p=plan: sequence_attention(*x, p), *x, grad), expected)
+
+
+def test_rectangles_as_sequences():
+    (a, _, _), (b, _, _) = packed([4, 3]), packed([5], padding=2)
+    until = torch.stack([a, b])
+    padding = torch.tensor([[0] * 7, [0] * 5 + [1] * 2]).bool()
+    plan = plan_attention(until.numpy(), padding.numpy())
+    q, k, v, grad = draw(2, 2, 2, 7, 4, torch.float64)
+    grad = grad * ~padding[:, :, None, None]
+    expected = gradients(lambda *x: dense(*x, sees(until))[0], q, k, v, grad)
     found = gradients(lambda *x: varlen.by_sequences(in_turn, *x, plan, None)[0], q, k, v, grad)
-    assert_near(found, expected, rows)
+    assert_near(found[1:], expected[1:])
+    assert (found[0] - expected[0])[~padding].abs().max() <= 1e-12
 
 
-@settings(max_examples=40)
-@given(lines(), windows, st.booleans())
-def test_a_plan_counts_what_kernels_compute(line, window, two_way):
-    plan = plan_of(line, window, two_way)
-    seen = line.sees(window, two_way)
-    tokens = np.flatnonzero(~line.padding)
-    own = plan.pairs - sum(n * (n + 1) // 2 for n in [line.padding.sum()])
-    if window is None:
-        expected = line.sees().sum() - line.padding.sum()
+def test_others_are_not_seen_and_a_sequence_has_its_own_bits():
+    """The comparisons can see a wrong rule; and what is beyond a window may be NaN."""
+    plan = plan_sequences([16, 16, 8, 16])
+    q, k, v, grad, _ = inputs(plan, dtype=torch.float32)
+    right, *to_each = gradients(lambda *x: sequence_attention(*x, plan), q, k, v, grad)
+    assert (sequence_attention(q, k, v, plan_sequences([56])) - right).abs().max() > 1e-2
+    own = slice(32, 40)
+    part = (x[:, :, own] for x in (q, k, v))
+    run = lambda *x: sequence_attention(*x, plan_sequences([8]))  # noqa: E731
+    alone, *to_own = gradients(run, *part, grad[:, own])
+    assert torch.equal(right[:, own], alone)
+    assert all(torch.equal(a[:, :, own], b) for a, b in zip(to_each, to_own, strict=True))
+    k[:, :, 40:], v[:, :, 40:] = torch.nan, torch.nan
+    assert torch.equal(sequence_attention(q, k, v, plan)[:, :40], right[:, :40])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_log_sum_exp_is_float32(dtype):
+    """Of scores that are not rounded to the dtype of the queries; large ones too."""
+    until, plan, rows = packed(SHARED)
+    q, k, v, _ = draw(1, 4, 2, len(rows), 64, dtype)
+    for factor in (1, 30):
+        _, lse = tree_attention(factor * q, k, v, until, plan, return_lse=True)
+        _, expected = dense((factor * q).double(), k.double(), v.double(), sees(until))
+        assert lse.dtype == torch.float32 and lse.shape == (1, 4, len(rows))
+        assert (lse - expected).abs().max() <= 1e-6 * max(1, float(expected.abs().max()))
+
+
+def test_rows_that_see_nothing():
+    """Not even themselves: 0 and -inf, and gradients of 0."""
+    until = torch.tensor([2, 1, 3, 0, 5]).int()  # row 3 sees nothing, row 4 itself
+    leaves = [x.requires_grad_() for x in draw(1, 2, 2, 5, 4, torch.float64)[:3]]
+    out, lse = tree_attention(*leaves, until, return_lse=True)
+    seen = [0, 1, 2, 4]
+    merged, together = merge_attention([out, out], [lse, lse])
+    for a, b in ((out, lse), (merged, together)):
+        assert not a[:, 3].any() and (b[:, :, 3] == -torch.inf).all()
+        assert b[:, :, seen].isfinite().all()
+    assert (merged - out)[:, seen].abs().max() <= 1e-15
+    (merged.sum() + together[:, :, seen].sum()).backward()
+    assert all(x.grad.isfinite().all() for x in leaves) and not leaves[0].grad[:, :, 3].any()
+
+
+def test_autocast_casts_as_for_sdpa():
+    until, plan, rows = packed(SHARED)
+    q, k, v, _, weight = inputs(plan, dtype=torch.float32)
+    grad = torch.zeros(1, len(rows), 4, 8)
+    low = [x.bfloat16() for x in (q, k, v)]
+    for attend in (
+        lambda *x: tree_attention(*x, until, plan, return_lse=True),
+        lambda *x: sequence_attention(*x, plan_sequences([len(rows)]), return_lse=True),
+    ):
+        expected = with_lse(attend, *low, grad, weight)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = with_lse(attend, q, k, v, grad, weight)
+        assert found[0].dtype == torch.bfloat16
+        for a, b in zip(found, expected, strict=True):
+            assert torch.equal(a, b.to(a.dtype))
+
+
+@pytest.mark.parametrize("tower", [False, True])
+def test_dropout_drops_weights_and_scales_the_rest(tower):
+    """Uniform weights on rows of the identity: the output is the weights themselves."""
+    until, plan, rows = packed([(40, [30, 50])], padding=3)
+    count, rate = len(rows), 0.25
+    q, v = torch.zeros(1, 2, count, count), torch.eye(count).expand(1, 2, count, count)
+    torch.manual_seed(0)
+    if tower:
+        lengths = [60, count - 60]
+        found = sequence_attention(q, q, v, plan_sequences(lengths), dropout=rate)
+        whole, _ = dense(q, q, v, within(lengths))
     else:
-        own, expected = 0, 0  # padding sees padding within the window: counted below
-        expected = line.sees(window)[tokens].sum()
-        own = plan.pairs - sum(min(i + 1, window) for i in range(line.padding.sum()))
-    of_blocks = 0
-    for b in np.unique(line.block[line.block >= 0]):
-        rows = np.flatnonzero(line.block == b)
-        of_blocks += seen[rows].sum() if len(rows) > 1 else 0
-    assert own == expected + (of_blocks if two_way else 0)
-    assert np.array_equal(path_of(line.until)[tokens], [len(line.above[t]) - 1 for t in tokens])
-    found = path_on_device(torch.from_numpy(line.until)[None])[0]
-    assert found.tolist() == path_of(line.until).tolist()
+        found = tree_attention(q, q, v, until, plan, dropout=rate)
+        whole, _ = dense(q, q, v, sees(until))
+    kept = found != 0
+    torch.testing.assert_close(found[kept], whole[kept] / (1 - rate))
+    assert abs(float(1 - kept.sum() / (whole != 0).sum()) - rate) < 0.03
+    assert not torch.equal(found[0, :, 0], found[0, :, 1])
 
 
-@settings(max_examples=15)
-@given(
-    st.lists(lines(longest=90), min_size=1, max_size=2),
-    windows | st.integers(60, 300),
-    st.booleans(),
+@pytest.mark.parametrize("forced", ["auto", "sdpa"])
+@pytest.mark.parametrize("lines_", [1, 0])
+def test_no_rows(forced, lines_, monkeypatch):
+    monkeypatch.setenv("MMPACK_ATTENTION", forced)
+    monkeypatch.setenv("MMPACK_TOWER_ATTENTION", forced)
+    width = 0 if lines_ else 5
+    until = np.zeros((lines_, width), dtype=np.int32)
+    q, k, v, grad = draw(lines_, 4, 2, width, 8, torch.float32)
+    plan, seen, none = (
+        plan_attention(until, until == 1),
+        torch.from_numpy(until),
+        plan_sequences([]),
+    )
+    for attend in (
+        lambda *x: tree_attention(*x, seen, plan),
+        lambda *x: sequence_attention(*x, none),
+    ):
+        found = gradients(attend, q, k, v, grad)
+        assert [x.shape for x in found] == [grad.shape, q.shape, k.shape, v.shape]
+
+
+def test_shapes_alone():
+    """`meta` has no autocast, which is no reason to raise."""
+    until, plan, rows = packed(SHARED)
+    q, k, v, _ = (x.to("meta") for x in draw(1, 4, 2, len(rows), 8, torch.float32))
+    for own in (None, plan):
+        assert tree_attention(q, k, v, until, own).shape == (1, len(rows), 4, 8)
+
+
+def test_a_probe_reads_it_in_a_model():
+    """transformers' eager attention gives the scores' softmax: exp(score - lse), for a row that sees itself alone."""
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import eager_attention_forward
+
+    layer = tiny_model("qwen2_5_vl").model.language_model.layers[0].self_attn
+    width = layer.q_proj.out_features // layer.head_dim, layer.k_proj.out_features // layer.head_dim
+    until, plan, _ = packed([9])
+    q, k, v, _ = draw(1, *width, 9, layer.head_dim, torch.float32)
+    mask = torch.full((9, 9), -torch.inf).triu(1)[None, None]
+    _, weights = eager_attention_forward(layer, q, k, v, mask, layer.scaling)
+    _, lse = tree_attention(q, k, v, until, plan, scale=layer.scaling, return_lse=True)
+    own = (q * k.repeat_interleave(width[0] // width[1], 1)).sum(-1) * layer.scaling
+    assert (own - lse - weights.diagonal(dim1=2, dim2=3).log()).abs().max() <= 1e-5
+
+
+# Kernels that take sequences.
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("window", "two_way", "scale"),
+    [(4, True, None), (4, False, 0.2), (None, True, None), (None, False, 0.3)],
 )
-def test_blocks_of_flex(some, window, two_way):
-    width = max(len(line.until) for line in some)
-    until = np.tile(np.arange(1, width + 1, dtype=np.int32), (len(some), 1))
-    start = np.tile(np.arange(width, dtype=np.int32), (len(some), 1))
-    dense = np.tile(np.eye(width, dtype=bool), (len(some), 1, 1))
-    for b, line in enumerate(some):
-        size = len(line.until)
-        until[b, :size], start[b, :size] = line.until, line.start
-        dense[b, :size, :size] = line.sees(window, two_way)
-    plan = plan_of_rule(plan_attention(until, np.zeros(until.shape, bool), start), window, two_way)
-    first = torch.from_numpy(start) if two_way else None
-    rule = rule_of(torch.from_numpy(until), first, window, plan)
-    mask = block_mask(rule)
-    row = torch.arange(width)
-    line = torch.arange(len(some))[:, None, None]
-    found = mask.mask_mod(line, None, row[:, None], row[None])
-    assert np.array_equal(found.expand(len(some), width, width).numpy(), dense)
-    assert np.array_equal(rule.mask(0, width).expand(len(some), -1, -1).numpy(), dense)
-    count = -(-width // FLEX_BLOCK)
-    whole = np.zeros((len(some), count * FLEX_BLOCK, count * FLEX_BLOCK), dtype=bool)
-    whole[:, :width, :width] = dense
-    blocks = whole.reshape(len(some), count, FLEX_BLOCK, count, FLEX_BLOCK)
-    any_, all_ = blocks.any((2, 4)), blocks.all((2, 4))
-    numbers = mask.kv_num_blocks[:, 0], mask.full_kv_num_blocks[:, 0]
-    lists = mask.kv_indices[:, 0], mask.full_kv_indices[:, 0]
-    for b in range(len(some)):
-        for i in range(count):
-            mixed, full = (
-                set(x[b, i, : n[b, i]].tolist()) for n, x in zip(numbers, lists, strict=True)
-            )
-            assert not mixed & full and all(all_[b, i, j] for j in full)
-            assert set(np.flatnonzero(any_[b, i])) <= mixed | full
-    assert (plan.full_blocks, plan.mixed_blocks) == (int(numbers[1].sum()), int(numbers[0].sum()))
+def test_what_kernels_of_sequences_are_told(name, window, two_way, scale, calls):
+    """Their arguments as the packages name them; output, log-sum-exp and gradients."""
+    line, kernel = TREES, varlen.KERNELS[name]
+    plan, rows = plan_of(line, window, two_way), torch.from_numpy(~line.padding)
+    q, k, v, grad, weight = inputs(plan)
+    grad, weight = grad * rows[:, None, None], weight * rows
+    seen = torch.from_numpy(line.sees(window, two_way))[None]
+
+    def attend(*x, lse=False):
+        return varlen.by_sequences(kernel, *x, plan, scale, lse)
+
+    expected = gradients(lambda *x: dense(*x, seen, scale)[0], q, k, v, grad)
+    assert_near(gradients(lambda *x: attend(*x)[0], q, k, v, grad), expected, rows=rows)
+    _, lse = attend(q, k, v, lse=True)
+    assert lse.dtype == torch.float32
+    assert (lse - dense(q, k, v, seen, scale)[1])[:, :, rows].abs().max() <= 1e-6
+    if name == "flash_attn_4" and window is None:
+        compiled = torch.compile(lambda *x: attend(*x)[0], backend="aot_eager", fullgraph=True)
+        assert_near(gradients(compiled, q, k, v, grad), expected, rows=rows)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(("dim", "wide"), [(72, 96), (80, 96), (64, 64)])
+def test_towers_by_kernels_of_sequences(name, scale, dim, wide, calls, monkeypatch):
+    """Without a mask; heads that FlashAttention-4 gets wrong are padded, all results are those of the true size."""
+    monkeypatch.setattr(varlen, "right_size", lambda *_: wide)
+    lengths = [5, 1, 10]
+    plan = plan_sequences(lengths)
+    plan.choice, plan.chosen_under = {torch.float64: name}, SEQUENCES.settings(dim, 0.0)
+    given_ = inputs(plan, dim=dim)
+    attend = lambda *x: sequence_attention(*x, plan, scale=scale)  # noqa: E731
+    expected = gradients(lambda *x: dense(*x, within(lengths), scale)[0], *given_[:4])
+    assert_near(gradients(attend, *given_[:4]), expected)
+    _, lse = sequence_attention(*given_[:3], plan, scale=scale, return_lse=True)
+    assert (lse - dense(*given_[:3], within(lengths), scale)[1]).abs().max() <= 1e-6
+    if name == "flash_attn_4":
+        assert set(calls) == {(name, wide)}
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        assert_near(gradients(compiled, *given_[:4]), expected)
+        flat = [x[0].transpose(0, 1).detach().requires_grad_() for x in given_[:3]]
+        cu = plan.cu_seqlens
+        numbers = (10, 10, False, None, None, False)
+        torch.library.opcheck(torch.ops.mmpack.flash_attn_4.default, (*flat, cu, cu, *numbers))
+
+
+# torch.compile, and FlexAttention.
+
+
+def test_it_is_traced_whole():
+    until, plan, rows = packed(SHARED)
+    q, k, v, grad, weight = inputs(plan, dtype=torch.float32)
+    resolve(plan, until, 8)
+    tower = plan_sequences([len(rows) - 8, 8])
+    resolve_sequences(tower, torch.device("cpu"), 8)
+    for attend in (
+        lambda *x: tree_attention(*x, until, plan),
+        lambda *x: sequence_attention(*x, tower),
+    ):
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        expected = gradients(attend, q, k, v, grad)
+        assert_near(gradients(compiled, q, k, v, grad), expected, 1e-6)
+    both = lambda *x: tree_attention(*x, until, plan, return_lse=True)  # noqa: E731
+    with torch.no_grad():
+        found = torch.compile(both, backend="aot_eager", fullgraph=True)(q, k, v)
+    assert_near(found, both(q, k, v), 1e-5)
+    compiled = torch.compile(both, backend="aot_eager")
+    assert_near(
+        with_lse(compiled, q, k, v, grad, weight), with_lse(both, q, k, v, grad, weight), 1e-4
+    )
+
+
+def test_a_plan_as_packed_compiles_and_pickles():
+    """What a collator hands to a compiled model: nobody resolved it before."""
+    turns = [("text", [1, 2, 3]), ("response", [4, 5], 0)]
+    batch = mp.pack([make_sample(turns, f"s{i}") for i in range(2)])
+    q = torch.randn(1, 4, batch.num_tokens, 8)
+    compiled = torch.compile(tree_attention, backend="aot_eager", fullgraph=True)
+    got = compiled(q, q, q, batch.visible_until, batch.attention_plan)
+    torch.testing.assert_close(got, tree_attention(q, q, q, batch.visible_until))
+    tower = plan_sequences([4, 2, 4])
+    resolve_sequences(tower, torch.device("cpu"), 8)
+    for plan in (batch.attention_plan, tower):
+        again = pickle.loads(pickle.dumps(plan))
+        assert again.choice is None and again.rows == plan.rows and plan.to("cpu") is plan
+        moved = plan.to("meta")
+        assert moved.device.type == "meta" and moved.choice is None
+    assert moved.from_groups.order.is_meta and again.groups == tower.groups
 
 
 def test_windows_of_any_length_share_a_graph_of_flex():
     """A window as a number would be an input of the second graph, and FlashAttention-4 takes none."""
-    line, graphs = lay([(0, [150])]), []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    until, path = (torch.from_numpy(x)[None] for x in (line.until, path_of(line.until)))
+    until, _, _ = packed([150])
+    path, counter = (
+        torch.from_numpy(path_of(until.numpy()))[None],
+        CompileCounterWithBackend("eager"),
+    )
     q, _, _, _ = draw(1, 1, 1, 150, 16, torch.float32)
     torch._dynamo.reset()
-    run = torch.compile(flex_attention, backend=count)
+    run = torch.compile(flex_attention, backend=counter)
+    at = torch.arange(150)
     for window in (100, 20, 7):
-        found = run(q, q, q, block_mask=block_mask(Rule(until, None, path, window)))
-        seen = in_sequence(150, 150, window=window).numpy()
-        assert torch.allclose(found.transpose(1, 2), by_dense_rule(q, q, q, seen), atol=1e-5)
-    assert len(graphs) == 1
+        found = run(q, q, q, block_mask=flex.block_mask(Rule(until[None], None, path, window)))
+        seen = sees(until) & (at[:, None] - at < window)
+        assert torch.allclose(found.transpose(1, 2), dense(q, q, q, seen)[0], atol=1e-5)
+    assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("name", ["varlen", "flash_attn", "flash_attn_4"])
-def test_what_kernels_of_sequences_are_told(name, monkeypatch):
-    """Their arguments as the packages name them, computed here by explicit softmax; log-sum-exp too."""
-    import sys
-
-    from support.attention import gradients_in_turn, of_window, stand_in
-
-    def of_two(q, k, v, cu_q, cu_k, *sizes, softmax_scale, causal, window_size, **rest):
-        window = of_window((window_size[0], 0 if causal else window_size[1]))
-        out = one_sequence_after_the_other(
-            q, k, v, cu_q.tolist(), cu_k.tolist(), softmax_scale, **window
-        )
-        return (*out, None) if rest.get("return_attn_probs") else out[0]
-
-    def numbers(rest):
-        return {
-            "causal": rest["causal"],
-            "window": rest.get("window_size_left", -2) + 1 if "window_size_left" in rest else None,
-        }
-
-    def forward(q, k, v, *, cu_seqlens_q, cu_seqlens_k, softmax_scale, **rest):
-        cu = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-        return one_sequence_after_the_other(q, k, v, *cu, softmax_scale, **numbers(rest))
-
-    def backward(q, k, v, out, dout, lse, *, cu_seqlens_q, cu_seqlens_k, **rest):
-        return gradients_in_turn(
-            q, k, v, dout, cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), **numbers(rest)
-        )
-
-    interface = stand_in("interface", _flash_attn_fwd=forward, _flash_attn_bwd=backward)
-    monkeypatch.setitem(
-        sys.modules, "flash_attn", stand_in("flash_attn", flash_attn_varlen_func=of_two)
-    )
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", stand_in("flash_attn.cute"))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
-    line, window = TREES, 4
-    rows = torch.from_numpy(~line.padding)
-    q, k, v, grad = draw(1, 2, 1, len(line.until), 8, torch.float64)
-    grad = grad * rows[:, None, None]
-    for window, two_way in ((4, True), (4, False), (None, True)):
-        seen = line.sees(window, two_way)
-        expected = gradients(lambda *x, s=seen: by_dense_rule(*x, s), q, k, v, grad)
-        plan = plan_of(line, window, two_way)
-        library = torch.library.Library("torch_attn", "IMPL")
-        try:
-            if name == "varlen":
-                run_varlen_on_the_cpu(library)
-            kernel = varlen.KERNELS[name]
-            found = gradients(
-                lambda *x, f=kernel, p=plan: varlen.by_sequences(f, *x, p, None)[0], q, k, v, grad
-            )
-            assert_near(found, expected, rows)
-            out, lse = varlen.by_sequences(kernel, q, k, v, plan, None, return_lse=True)
-        finally:
-            library._destroy()
-        scores = (q @ k.repeat_interleave(2, 1).mT * 8**-0.5).masked_fill(
-            ~torch.from_numpy(seen), -torch.inf
-        )
-        assert (out - expected[0])[:, rows].abs().max() <= 1e-12
-        assert (lse - scores.logsumexp(-1))[:, :, rows].abs().max() <= 1e-5
+@pytest.mark.filterwarnings("error")  # of an attention that holds all scores
+def test_more_graphs_of_flex_than_torch_s_limit(monkeypatch):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(flex, "_compiled", torch.compile(flex_attention, backend=counter))
+    lengths = [64] * 3
+    mask = flex.block_mask_of_sequences(plan_sequences(lengths))
+    kinds = [(heads, dim) for dim in (16, 32) for heads in range(2, 8)]
+    for heads, dim in kinds:
+        q = torch.randn(1, heads, 192, dim)
+        found, _ = flex.flex(q, q, q, mask, None, flash=False)
+    assert (found - dense(q, q, q, within(lengths))[0]).abs().max() <= 1e-5
+    assert counter.frame_count == len(kinds)
+    torch._dynamo.reset()
 
 
-def test_log_sum_exp_and_its_gradient():
+# Merging.
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 2**31))
+def test_parts_are_merged_exactly(parts, seed):
+    """Attentions over parts of the keys, as softmax over all of them; values and gradients."""
+    torch.manual_seed(seed)
+    q, grad = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in "qg")
+    k, v = (torch.randn(2, 3, sum(parts), 4, dtype=torch.float64) for _ in "kv")
+    weight, grad = torch.randn(2, 3, 5, dtype=torch.float64), grad.transpose(1, 2)
+    every = lambda k: torch.ones(1, 5, k.shape[2], dtype=torch.bool)  # noqa: E731
+
+    def in_parts(q, k, v):
+        made = [
+            dense(q, *kv, every(kv[0]))
+            for kv in zip(k.split(parts, 2), v.split(parts, 2), strict=True)
+        ]
+        return merge_attention(*zip(*made, strict=True))
+
+    whole = with_lse(lambda q, k, v: dense(q, k, v, every(k)), q, k, v, grad, weight)
+    assert_near(with_lse(in_parts, q, k, v, grad, weight), whole)
+
+
+def test_merging_keeps_nan_out_and_sums_halves_in_float32():
+    out, lse = torch.ones(1, 2, 1, 3), torch.zeros(1, 1, 2)
+    other, none = torch.full_like(out, torch.nan), torch.full_like(lse, -torch.inf)
+    merged, together = merge_attention([out, other], [lse, none])
+    assert torch.equal(merged, out) and torch.equal(together, lse)
+    outs = [torch.ones(1, 1, 1, 1).bfloat16()] * 3
+    merged, lse = merge_attention(outs, [torch.full((1, 1, 1), x) for x in (0.0, -3.0, 100.0)])
+    assert merged.dtype == torch.bfloat16 and float(merged) == 1.0
+    assert lse.dtype == torch.float32 and float(lse) == 100.0
+
+
+OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("outs", "lses", "message"),
+    [
+        ([], [], "there are 0 outs and 0 lses"),
+        (OUT, LSE, "outs is of type Tensor. Fix: pass a list of tensors"),
+        ([OUT], [[1.0]], r"lses\[0\] is of type list, expected a tensor"),
+        ([OUT[0]], [LSE], r"outs\[0\] has shape \[2, 3, 4\], expected \[B, T, heads, d\]"),
+        ([OUT], [LSE.mT], r"lses\[0\] has shape \[1, 2, 3\] .*expected \[1, 3, 2\]"),
+        ([OUT], [LSE.double()], r"dtype torch.float64, expected \[1, 3, 2\] and torch.float32"),
+        ([OUT, OUT[:, :1]], [LSE] * 2, r"outs\[1\] has shape \[1, 1, 3, 4\]"),
+        ([OUT.long()], [LSE], r"outs\[0\] .* dtype torch.int64"),
+    ],
+)
+def test_what_merging_refuses(outs, lses, message):
+    with pytest.raises(ArgumentError, match=message):
+        merge_attention(outs, lses)
+
+
+def test_what_does_not_fit_is_an_error():
+    q, k, v, _ = draw(1, 2, 2, 7, 8, torch.float32)
+    plan, until = plan_sequences([3, 4]), packed([3, 4])[0]
+    for arguments, options, message in (
+        ((q, k, v, plan_sequences([8])), {}, "the plan is for 8 rows, but there are 1 × 7"),
+        ((q, k[:, :, :5], v, plan), {}, "key has shape"),
+        ((q, k, v, plan), {"scale": "1"}, "scale"),
+        ((q, k, v, plan), {"dropout": 1.5}, "dropout"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            sequence_attention(*arguments, **options)
+    with pytest.raises(ArgumentError, match="leave out empty sequences"):
+        plan_sequences([3, 0, 4])
+    for other, message in (([3, 5], "the plan is for 8 rows"), ([4, 3], "another visible_until")):
+        with pytest.raises(ArgumentError, match=message):
+            tree_attention(q, k, v, until, packed(other)[1])
     line = TREES
     until, start = torch.from_numpy(line.until), torch.from_numpy(line.start)
-    q, k, v, _ = draw(1, 2, 1, len(until), 8, torch.float64)
-    weight = torch.randn(1, 2, len(until), dtype=torch.float64)
-    seen = torch.from_numpy(line.sees(4, True))
-    leaves = [x.detach().requires_grad_() for x in (q, k)]
-    scores = leaves[0] @ leaves[1].repeat_interleave(2, 1).mT * 8**-0.5
-    expected = scores.masked_fill(~seen, -torch.inf).logsumexp(-1)
-    wanted = torch.autograd.grad((expected * weight).sum(), leaves)
-    for plan in (plan_of(line, 4, True), None):
-        own = [x.detach().requires_grad_() for x in (q, k)]
-        _, lse = tree_attention(*own, v, until, plan, visible_from=start, window=4, return_lse=True)
-        found = torch.autograd.grad((lse * weight).sum(), own)
-        assert (lse - expected).abs().max() <= 1e-12
-        for a, b in zip(found, wanted, strict=True):
-            assert (a - b).abs().max() <= 1e-12
-
-
-def test_a_rule_that_says_nothing_is_the_plan_itself():
-    """A window longer than all paths and blocks of one row: the same arrays, and the same bits."""
-    line = lay([(0, [3, -1, 2]), (1, [2]), (1, [4])])
-    plan = plan_attention(line.until, line.padding, line.start)
-    longest = max(map(len, line.above))
-    made = plan_of_rule(plan, longest, True)
-    assert made.key_rows is plan.key_rows and made.cu_seqlens_k is plan.cu_seqlens_k
-    assert made.path is None and made.blocks is None and not made.windowed
-    assert plan_of_rule(plan, longest - 1).windowed
-    until, start = torch.from_numpy(line.until), torch.from_numpy(line.start)
-    q, k, v, _ = draw(1, 2, 1, len(until), 8, torch.float32)
-    found = tree_attention(q, k, v, until, made, visible_from=start, window=longest)
-    assert torch.equal(found, tree_attention(q, k, v, until, plan))
-
-
-def test_a_window_leaves_out_the_keys_before_it():
-    """Of a branch far below its root, whose window begins on the root or behind it."""
-    line = lay([(0, [100]), (1, [5]), (1, [50, 3])])
-    plan = plan_attention(line.until, line.padding)
-    assert plan_of_rule(plan, 8).cu_seqlens_k.tolist() == [0, 105, 105 + 53 + 7]
-    assert plan_of_rule(plan, 8).gathered < plan.gathered
-
-
-def test_wrong_use_is_an_error():
-    line = TREES
-    until, start = torch.from_numpy(line.until), torch.from_numpy(line.start)
-    q, k, v, _ = draw(1, 2, 1, len(until), 8, torch.float32)
-    plan = plan_attention(line.until, line.padding, line.start)
-    with pytest.raises(
-        ArgumentError,
-        match="plan is for no window and no two-way blocks, but the call for a window of 4",
+    q, k, v, _ = draw(1, 2, 2, len(until), 8, torch.float32)
+    plan, made = plan_of(line, None, False), plan_of(line, 4, True)
+    for arguments, options, message in (
+        (
+            (plan,),
+            {"window": 4},
+            "is for no window and no two-way blocks, but the call for a window of 4",
+        ),
+        (
+            (made,),
+            {"window": 4},
+            "a window of 4 and two-way blocks, but the call for a window of 4 and no",
+        ),
+        ((made,), {"window": 4, "visible_from": start * 0}, "was made of another visible_from"),
+        ((), {"visible_from": start[1:]}, "visible_from has shape"),
     ):
-        tree_attention(q, k, v, until, plan, window=4)
-    made = plan_of_rule(plan, 4, True)
-    with pytest.raises(
-        ArgumentError,
-        match="a window of 4 and two-way blocks, but the call for a window of 4 and no",
-    ):
-        tree_attention(q, k, v, until, made, window=4)
-    with pytest.raises(ArgumentError, match="the plan was made of another visible_from"):
-        tree_attention(q, k, v, until, made, window=4, visible_from=torch.zeros_like(start))
-    with pytest.raises(ArgumentError, match="the plan was made for a rule already"):
-        plan_of_rule(made, 4)
-    with pytest.raises(ArgumentError, match="the plan has no two-way blocks"):
-        plan_of_rule(plan_attention(line.until, line.padding), None, True)
-    with pytest.raises(ArgumentError, match="window is 0, expected a whole number of 1 or more"):
-        plan_of_rule(plan, 0)
-    with pytest.raises(ArgumentError, match="visible_from has shape"):
-        tree_attention(q, k, v, until, visible_from=start[1:])
-
-
-def test_backends_that_keep_to_no_window_are_refused(monkeypatch):
-    plan = plan_of(TREES, 4, False)
-    cpu = torch.device("cpu")
-    assert "fixed_blocks keeps to no sliding window" in TREE.why_not(
-        "fixed_blocks", cpu, torch.float32, 8, 0.0, plan
-    )
-    monkeypatch.setenv("MMPACK_ATTENTION", "fixed_blocks")
-    with pytest.raises(
-        BackendError, match=r"fixed_blocks keeps to no sliding window, which the model has.*Fix"
-    ):
-        TREE.choices(plan, cpu, 8)
-    assert set(TREE.choices(plan_of(TREES, None, True), cpu, 8).values()) == {"fixed_blocks"}
-    q, k, v, grad = draw(1, 2, 1, len(TREES.until), 8, torch.float64)
-    rows = torch.from_numpy(~TREES.padding)
-    grad = grad * rows[:, None, None]
-    until, start = torch.from_numpy(TREES.until), torch.from_numpy(TREES.start)
-    own = plan_of(TREES, None, True)
-    found = gradients(lambda *x: tree_attention(*x, until, own, visible_from=start), q, k, v, grad)
-    seen = TREES.sees(None, True)
-    assert_near(found, gradients(lambda *x: by_dense_rule(*x, seen), q, k, v, grad), rows)
+        with pytest.raises(ArgumentError, match=message):
+            tree_attention(q, k, v, until, *arguments, **options)

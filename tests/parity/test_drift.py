@@ -119,12 +119,6 @@ def test_routes_that_differ_are_a_cause(rollout, train, off, found):
     assert again.causes.get("routing") == drift.causes.get("routing")
 
 
-@pytest.mark.parametrize("given", [[[1, 2]], ["no"], [np.zeros((4, 1, 2))], [], 3])
-def test_routes_that_are_none(given):
-    with pytest.raises(ArgumentError, match=r"routed_experts.+ Fix: "):
-        logprob_drift([routed(SAME)], [np.array([-1.0, -2.0])], routed_experts=given)
-
-
 def test_without_evidence_the_possible_causes_are_listed():
     drift = logprob_drift([sample([-1.0])], [np.array([-2.0])])
     assert "dtype, stale_weights" in drift.causes["unknown"]
@@ -138,58 +132,32 @@ def test_share_of_unlike_argmax(argmax, share):
 
 
 @pytest.mark.parametrize(
-    ("rolled", "train", "why"),
-    [
-        (sample([-1.0], kind="processed"), [-1.0], "processed"),
-        (sample([-1.0]), [-1.0, -2.0], "one per loss token"),
-        (sample([]), [], "at least one"),
-    ],
-)
-def test_what_can_not_be_compared_is_refused(rolled, train, why):
-    with pytest.raises(ArgumentError, match=why):
-        logprob_drift([rolled], [np.array(train)])
-
-
-@pytest.mark.parametrize(
     ("given", "why"),
     [
+        ({"samples": [sample([-1.0, -2.0], kind="processed")]}, "processed"),
+        ({"samples": [sample([])], "logprobs": [[]]}, "at least one"),
+        ({"samples": [dataclasses.replace(sample([-1.0]), rollout_logprobs=None)]}, "let the engi"),
+        ({"logprobs": [[-1.0]]}, "one per loss token"),
         ({"logprobs": [np.zeros((2, 1))]}, r"logprobs\[0\] have shape \[2, 1\], expected \[n\]"),
-        ({"logprobs": [-1.0]}, r"logprobs\[0\] have shape \[\]"),
         ({"logprobs": [["a", "b"]]}, r"logprobs\[0\] are not numbers"),
         ({"logprobs": None}, "logprobs is None, there are 1 samples"),
-        ({"logprobs": []}, "logprobs has 0 entries, there are 1 samples"),
         ({"argmax_ids": []}, "argmax_ids has 0 entries, there are 1 samples"),
-    ],
-)
-def test_what_is_not_one_column_per_sample_is_refused(given, why):
-    with pytest.raises(ArgumentError, match=why):
-        logprob_drift([sample([-1.0, -2.0])], **{"logprobs": [np.zeros(2)], **given})
-
-
-@pytest.mark.parametrize(
-    ("about", "why"),
-    [
         ({"version": 3}, "version is of type int, expected a str"),  # "3" is another name
-        ({"dtype": np.float32}, "dtype is of type type, expected a str"),
         ({"kind": "logits"}, "kind is 'logits'"),
         ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": "1"}, "temperature is of type str"),
-        ({"checksums": 3}, "checksums is not a pair"),
         ({"checksums": ({}, ["a"])}, "checksums is not a pair"),
+        ({"routed_experts": [[1, 2]]}, "routed_experts"),
+        ({"routed_experts": [np.zeros((4, 1, 2))]}, "routed_experts"),
+        ({"kept_ids": [[[1, 2]]]}, "kept_ids"),
+        ({"kept_ids": 3}, "kept_ids"),
+        ({"near": 2.5}, "near is 2.5"),
     ],
-    ids=str,
 )
-def test_evidence_of_another_type_is_refused(about, why):
-    one = sample([-1.0, -2.0])
-    with pytest.raises(ArgumentError, match=rf"logprob_drift: {why}.*Fix: "):
-        logprob_drift([one], [np.array([-1.0, -2.0])], **about)
-
-
-def test_a_rollout_without_logprobs_is_refused():
-    rolled = sample([-1.0])
-    rolled.rollout_logprobs = None
-    with pytest.raises(ArgumentError, match="let the engine"):
-        logprob_drift([rolled], [np.array([-1.0])])
+def test_what_can_not_be_compared_is_refused(given, why):
+    given = {"samples": [sample([-1.0, -2.0])], "logprobs": [np.zeros(2)]} | given
+    with pytest.raises(ArgumentError, match=rf"^logprob_drift: .*{why}") as refused:
+        logprob_drift(given.pop("samples"), given.pop("logprobs"), **given)
+    assert "Fix: " in str(refused.value)
 
 
 # ---- what the numbers themselves tell ------------------------------------------------------------
@@ -219,7 +187,7 @@ NOISE = [0.0, 0.02]  # of logits: one engine in fp32, two in bf16
 
 
 @pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("cause", "change"),
     [
@@ -230,10 +198,7 @@ NOISE = [0.0, 0.02]  # of logits: one engine in fp32, two in bf16
         ("logprob_base", lambda z, ids: chosen(z, ids) / np.log(10)),
         ("logprob_base", lambda z, ids: chosen(z, ids) * np.log(10)),
         ("temperature", lambda z, ids: chosen(z, ids, 0.7)),
-        (
-            "temperature",
-            lambda z, ids: chosen(z, ids, np.log(2)),
-        ),  # ratios of bases, as temperatures
+        ("temperature", lambda z, ids: chosen(z, ids, np.log(2))),  # ratios of bases
         ("temperature", lambda z, ids: chosen(z, ids, 1 / np.log(2))),
     ],
 )
@@ -246,19 +211,16 @@ def test_one_cause_that_excludes_the_others(seed, noise, cause, change):
     assert set(drift.causes) == {cause}, drift
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_each_base_is_distinguished_from_the_other(seed):
-    logits, ids = scored(seed)
-    found = {
-        base: drift_of(chosen(logits, ids), chosen(logits, ids) / np.log(base)).causes[
-            "logprob_base"
-        ]
-        for base in (2, 10)
-    }
-    assert "base 2" in found[2] and "base 10" in found[10]
-    before = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), 1)).causes["logprob_shift"]
-    after = drift_of(chosen(logits, ids), np.roll(chosen(logits, ids), -1)).causes["logprob_shift"]
-    assert "before it" in before and "after it" in after
+def test_which_base_and_which_way():
+    logits, ids = scored(0)
+    rolled = chosen(logits, ids)
+    for change, said in (
+        (rolled / np.log(2), "base 2"),
+        (rolled / np.log(10), "base 10"),
+        (np.roll(rolled, 1), "before it"),
+        (np.roll(rolled, -1), "after it"),
+    ):
+        assert said in " ".join(drift_of(rolled, change).causes.values())
 
 
 def other_weights(z, ids, by):
@@ -286,7 +248,7 @@ def truncated(z, ids, share):
     return chosen(np.where(kept, z, -np.inf), ids)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("change", [other_weights, sharper, trained, truncated])
 @pytest.mark.parametrize("by", [0.3, 0.9, 2.0])
 def test_what_is_neither_is_not_named(seed, change, by):
@@ -417,9 +379,3 @@ def test_equal_ids_rule_kept_ids_out(kind, lists):
     drift = logprob_drift([own], [over_lists - 0.1], kind=kind, kept_ids=given)
     assert "routing" in drift.causes["unknown"]
     assert "truncated_support" not in drift.causes["unknown"]
-
-
-@pytest.mark.parametrize("given", [[[[1, 2]]], ["no"], [], 3])
-def test_kept_ids_that_are_none(given):
-    with pytest.raises(ArgumentError, match=r"kept_ids.+ Fix: "):
-        logprob_drift([sample([-1.0])], [np.array([-1.0])], kept_ids=given)

@@ -109,14 +109,13 @@ def names(drift, axis):
     return [(g.name, g.tokens) for g in drift.axes[axis].groups]
 
 
-def test_a_response_is_what_is_written_without_a_break():
-    sample, train = one([LossSpan(2, 4, "reasoning"), LossSpan(4, 6), LossSpan(10, 12)])
-    assert names(logprob_drift([sample], [train]), "response") == [
-        ("0", 2),
-        ("1", 2),
-        ("2", 1),
-        ("3", 1),
-    ]
+def test_responses_and_turns_of_spans():
+    """A response is what is written without a break; spans without a turn have the sample's."""
+    sample, train = one([LossSpan(2, 4, "reasoning"), LossSpan(4, 6), LossSpan(10, 12, turn=5)])
+    sample.turn = 3
+    drift = logprob_drift([sample], [train])
+    assert names(drift, "response") == [("0", 2), ("1", 2), ("2", 1), ("3", 1)]
+    assert names(drift, "turn") == [("3", 4), ("5", 2)]
 
 
 def test_the_edges_of_media_and_versions():
@@ -132,11 +131,6 @@ def test_the_edges_of_media_and_versions():
         ("later after a video", 4),
     ]
     assert names(drift, "version") == [("9", 10), ("10", 8), ("not recorded", 2)]
-
-
-def test_the_turn_of_the_sample_where_its_spans_have_none():
-    sample, train = one([LossSpan(2, 4), LossSpan(6, 9, turn=5)], turn=3)
-    assert names(logprob_drift([sample], [train]), "turn") == [("3", 2), ("5", 3)]
 
 
 def test_many_turns_and_versions_come_together():
@@ -213,29 +207,19 @@ def test_it_is_json(told):
     assert max(map(len, drift.lines())) <= 120
 
 
-def wrong(**fields):
-    sample, train = one([LossSpan(2, 6)])
-    for name, value in fields.items():
-        setattr(sample, name, value)
-    return [sample], [train]
-
-
 @pytest.mark.parametrize(
-    ("given", "options", "says"),
+    ("spans", "says"),
     [
-        (wrong(loss_spans=[LossSpan(2, 5)]), {}, "4 rollout_logprobs"),
-        (wrong(loss_spans=[LossSpan(38, 42)]), {}, "has 40 tokens"),
-        (wrong(loss_spans=[LossSpan(-2, 2)]), {}, "one per loss token"),
-        (wrong(), {"near": 0}, "near is 0"),
-        (wrong(), {"near": 2.5}, "near is 2.5"),
-        ((wrong()[0][0], wrong()[1]), {}, "pass [sample]"),
-        (([{}], wrong()[1]), {}, "samples[0] is dict"),
+        ([LossSpan(2, 5)], "4 rollout_logprobs"),
+        ([LossSpan(38, 42)], "has 40 tokens"),
+        ([LossSpan(-2, 2)], "one per loss token"),
     ],
 )
-def test_wrong_arguments(given, options, says):
-    with pytest.raises(ArgumentError) as error:
-        logprob_drift(*given, **options)
-    assert says in str(error.value) and "Fix: " in str(error.value)
+def test_spans_that_do_not_fit_are_refused(spans, says):
+    sample, train = one([LossSpan(2, 6)])
+    sample.loss_spans = spans
+    with pytest.raises(ArgumentError, match=says):
+        logprob_drift([sample], [train])
 
 
 def test_a_million_tokens_are_no_loop_over_tokens():

@@ -38,17 +38,13 @@ LOOKS = {
 }
 
 
-def test_every_plant_says_something():
-    assert SAYS.keys() == PLANTS.keys()
-
-
 @pytest.mark.parametrize(
     "times", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 200))]
 )
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_drift_is_told(name, times):
     axis, _ = PLANTS[name]
-    for seed in range(3):
+    for seed in range(2):
         rng = np.random.default_rng([seed, times])
         samples = rollouts(rng, 96)
         drift = logprob_drift(samples, planted(rng, samples, name, times, 1e-4))
@@ -62,7 +58,7 @@ def test_a_planted_drift_is_told(name, times):
 
 def test_healthy_engines_suggest_nothing():
     said = []
-    for seed in range(200):
+    for seed in range(80):
         rng = np.random.default_rng([7, seed])
         samples = rollouts(rng, int(rng.choice([2, 5, 12, 40])))
         size = 10 ** rng.uniform(-6.5, -1.3)
@@ -84,8 +80,7 @@ def test_drift_everywhere_is_said_to_be_everywhere():
     assert "dtype, temperature" in line
 
 
-@pytest.mark.parametrize("chosen", [[5], [3, 9, 17, 30]])
-@pytest.mark.parametrize("times", [50, 1000])
+@pytest.mark.parametrize(("chosen", "times"), [([5], 1000), ([3, 9, 17, 30], 50)])
 def test_drift_of_a_few_samples_names_them(chosen, times):
     """Of which no axis tells."""
     rng = np.random.default_rng(3)
@@ -102,16 +97,6 @@ def test_drift_of_a_few_samples_names_them(chosen, times):
         inside = np.abs(noise[5]).mean()
         share = np.abs(noise[5]).sum() / np.abs(np.concatenate(noise)).sum()
         assert f"{share:.0%} of it (mean |Δ| {inside:.1e}" in line
-
-
-def test_one_token_far_off_names_its_sample():
-    rng = np.random.default_rng(4)
-    samples = rollouts(rng)
-    noise = healthy(rng, samples, 2e-3)
-    noise[7][11] += 40
-    train = [s.rollout_logprobs + x for s, x in zip(samples, noise, strict=True)]
-    (line,) = logprob_drift(samples, train).suggests
-    assert "mostly in 1 of 48 samples, 's7'" in line
 
 
 def test_a_cause_that_is_known_is_not_said_twice():
@@ -162,26 +147,20 @@ def test_axes_that_have_the_same_tokens_are_both_named():
     assert drift.suggests[1].endswith("(as medium does: the same tokens)")
 
 
-def test_an_axis_that_only_goes_along_says_so():
-    rng = np.random.default_rng(8)
-    samples = rollouts(rng, 96)
-    drift = logprob_drift(samples, planted(rng, samples, "turns", 200, 1e-4))
-    assert drift.axes["position"].suggests == "stands out only as far as turn explains it"
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_few_samples_tell_nothing(count):
-    rng = np.random.default_rng(9)
-    samples = rollouts(rng, count)
-    drift = logprob_drift(samples, planted(rng, samples, "turns", 200, 1e-3))
-    assert not [line for line in drift.suggests if not line.startswith("not told apart by")]
-
-
-def test_drift_that_two_fp32_engines_have_is_none():
-    rng = np.random.default_rng(10)
-    samples = rollouts(rng, 96)
-    drift = logprob_drift(samples, planted(rng, samples, "turns", 20, 1e-7))
-    assert drift.ok and drift.suggests == ()
+def test_an_axis_that_only_goes_along_says_so_and_few_samples_tell_nothing():
+    for count, size in ((96, 1e-4), (96, 1e-7), (7, 1e-3), (1, 1e-3)):
+        rng = np.random.default_rng(8)
+        samples = rollouts(rng, count)
+        drift = logprob_drift(
+            samples, planted(rng, samples, "turns", 200 if size > 1e-7 else 20, size)
+        )
+        if size == 1e-7:  # as two engines in fp32
+            assert drift.ok and drift.suggests == ()
+        elif count < 8:
+            assert all(line.startswith("not told apart by") for line in drift.suggests)
+        else:
+            said = "stands out only as far as turn explains it"
+            assert drift.axes["position"].suggests == said
 
 
 def test_turns_and_versions_that_are_not_recorded_take_no_part():
@@ -199,13 +178,11 @@ def test_turns_and_versions_that_are_not_recorded_take_no_part():
 
 
 def test_a_contrast_is_a_regression():
-    """Slope and explained sum of squares against scipy; the error against drawing samples anew, 2,000 times."""
+    """Slope and explained sum of squares against scipy; the error against drawing samples anew, 800 times."""
     rng = np.random.default_rng(12)
     owner = np.repeat(np.arange(40), 50)
     code = rng.integers(0, 4, (40, 50))
-    code[:20] //= (
-        2  # samples differ in their groups, and move together: tokens would have too small an error
-    )
+    code[:20] //= 2  # samples differ in their groups, and move together
     code = code.ravel()
     y = 0.7 * code / 3 + rng.normal(0, 0.2, 40)[owner] + rng.normal(0, 0.3, len(owner))
     one = np.ones(len(owner))
@@ -218,7 +195,7 @@ def test_a_contrast_is_a_regression():
     total = ((y - y.mean()) ** 2).sum()
     assert found.best.explains == pytest.approx(line.rvalue**2 * total, rel=1e-9)
     again = []
-    for _ in range(2000):
+    for _ in range(800):
         rows = (rng.integers(0, 40, 40)[:, None] * 50 + np.arange(50)).ravel()
         again.append(np.polyfit(x[rows], y[rows], 1)[0])
     assert found.best.error == pytest.approx(np.std(again), rel=0.1)

@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -171,40 +170,29 @@ def cases(count, seed):
     return left, right
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
-def test_thousands_of_changed_samples(tmp_path, seed):
-    left, right = cases(500, seed)
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 200), *(pytest.param(s, 500, marks=pytest.mark.slow) for s in (1, 2))]
+)
+def test_changed_samples(tmp_path, seed, count):
+    left, right = cases(count, seed)
     fast, slow = both_ways(tmp_path, left, right, max_findings=10**6)
-    assert fast.compared == 500 and len(fast.causes) > 5
+    assert fast.compared == count and len(fast.causes) > 5
     assert_same(fast, slow)
-    assert_same(*both_ways(tmp_path, left, right, max_findings=10))
 
 
-@pytest.mark.slow
-def test_any_order_and_missing_samples(tmp_path):
-    rng = random.Random(0)
-    left, right = cases(250, 9)
-    shuffled = rng.sample(right, len(right))
-    assert_same(*both_ways(tmp_path, left, shuffled))
-    assert_same(*both_ways(tmp_path, left, right[::-1]))
-    assert_same(*both_ways(tmp_path, left[3:], right))
-    assert_same(*both_ways(tmp_path, left, [s for s in right if rng.random() < 0.9]))
-    assert_same(*both_ways(tmp_path, left[:100], right[50:]))
-    assert_same(*both_ways(tmp_path, left, []))
-    assert_same(*both_ways(tmp_path, [], []))
-
-
-@pytest.mark.slow
-def test_unlike_row_groups(tmp_path):
-    left, right = cases(200, 4)
-    fast, _ = both_ways(tmp_path, left, right)
-    for size in (1, 7, 64):
+def test_any_order_missing_samples_and_unlike_row_groups(tmp_path):
+    left, right = cases(60, 9)
+    shuffled = random.Random(0).sample(right, len(right))
+    for pair in ((left, shuffled), (left[3:], right), (left, right[::2]), (left, []), ([], [])):
+        assert_same(*both_ways(tmp_path, *pair))
+    fast, _ = both_ways(tmp_path, left, right, max_findings=10)
+    for size in (1, 7):
         path = tmp_path / f"{size}.parquet"
         pq.write_table(pq.read_table(tmp_path / "right.parquet"), path, row_group_size=size)
-        assert_same(compare(tmp_path / "left.parquet", path), fast)
+        assert_same(compare(tmp_path / "left.parquet", path, max_findings=10), fast)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(traces(6), st.randoms(use_true_random=False))
 def test_random_traces(tmp_path_factory, trace, rng):
     folder = tmp_path_factory.mktemp("random")
@@ -212,39 +200,6 @@ def test_random_traces(tmp_path_factory, trace, rng):
     rng.shuffle(other)
     for right in (trace, other):
         assert_same(*both_ways(folder, trace, right))
-
-
-def test_what_lacks_or_differs_in_settings_and_turns(tmp_path):
-    sampling = [None, {"logprobs": "raw", "top_p": 0.5}, {"logprobs": "processed"}]
-    sampling += [{"logprobs": "processed", "presence_penalty": v} for v in (0.0, 1.0)]
-    kinds = list(product(sampling, (False, True)))
-    left, right = [], []
-    for i, ((mine, has), (theirs, have)) in enumerate(product(kinds, kinds)):
-        for trace, what, scores in ((left, mine, has), (right, theirs, have)):
-            sample = make_sample([("text", [1, 2]), ("response", [3, 4], 0)], sample_id=f"s{i}")
-            sample.sampling = what
-            sample.rollout_logprobs = np.full(2, -0.5, np.float32) if scores else None
-            trace.append(sample)
-    left[0].loss_spans = [mp.LossSpan(2, 3, turn=0), mp.LossSpan(3, 4, turn=1)]
-    for sample, mark in ((left[1], "0"), (right[1], "1")):
-        sample.processor = dict(PROCESSOR)
-        sample.processor_fingerprint = "sha256:" + mark * 64
-    fast, slow = both_ways(tmp_path, left, right)
-    assert {f.field for f in fast.findings} == {"loss_spans", "processor_fingerprint", "sampling"}
-    assert {"sampling", "sampling.presence_penalty"} <= fast.not_compared.keys()
-    assert fast.not_compared["sampling"].count(";") == 3
-    assert_same(fast, slow)
-
-
-def test_a_video_of_a_family_without_videos(tmp_path):
-    sample = make_sample(
-        [("text", [1, 2, 9, 9, 9, 9, 5]), ("response", [3, 4], 0)], "s", family="internvl"
-    )
-    sample.media = [mp.Medium("m", "video", "k", (1, 4, 4), 4, content_hash="c", size=(56, 56))]
-    sample.modality_spans = [mp.ModalitySpan(2, 6, "video", 0)]
-    fast, slow = both_ways(tmp_path, [sample], [sample])
-    assert not fast.ok
-    assert_same(fast, slow)
 
 
 # ---- what is equal is parsed once ------------------------------------------------------------------
@@ -286,8 +241,14 @@ def test_a_sample_twice_in_one_trace(tmp_path):
             compare(*pair)
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.binary()])
-@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+@pytest.mark.parametrize(
+    ("kind", "encoding"),
+    [
+        (pa.large_string(), "DELTA_LENGTH_BYTE_ARRAY"),
+        (pa.string_view(), "DELTA_BYTE_ARRAY"),
+        (pa.binary(), "DELTA_BYTE_ARRAY"),
+    ],
+)
 def test_other_types_of_text_are_read_as_sample_by_sample(tmp_path, kind, encoding):
     left, right = tmp_path / "l.parquet", tmp_path / "r.parquet"
     write_trace(left, numbered(20))
@@ -318,16 +279,6 @@ def test_a_damaged_page(tmp_path):
             compare(*pair)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    for name in ("l.parquet", "r.parquet"):
-        write_trace(tmp_path / name, numbered(2))
-    readers = [read_trace(tmp_path / name) for name in ("l.parquet", "r.parquet")]
-    readers[0].path.unlink()
-    for pair in (readers, readers[::-1]):
-        with pytest.raises(TraceError, match=r"l\.parquet: can't be read"):
-            compare(*pair)
-
-
 # ---- files that are broken -------------------------------------------------------------------------
 
 
@@ -344,42 +295,23 @@ def altered(folder, name, column):
     ("name", "values"),
     [
         ("input_ids", pa.array([[1], [1, None]])),
-        ("input_ids", pa.array([[1], [-1]])),
         ("input_ids", pa.array([[1.0], [2.0]])),
         ("input_ids", pa.array(["1", "2"])),
         ("input_ids", pa.array([[1], None])),
-        ("input_ids", pa.array([[1], [2**60]])),
         ("position_ids", pa.array([None, [[1, 1], [1], [1, 1]]])),
-        ("position_ids", pa.array([None, [[1, 1], [1, 1]]])),
         ("position_ids", pa.array([None, [[1, 1], None, [1, 1]]])),
-        ("attention_mask", pa.array([[1, 1], [1, 2]])),
         ("attention_mask", pa.array([[1, 1], [1]])),
         ("rollout_logprobs", pa.array([[], [float("nan")]])),
-        ("rollout_logprobs", pa.array([[], [-1e300]])),
         ("media", pa.array(["[]", "["])),
-        ("media", pa.array(["[]", "[] []"])),
-        ("media", pa.array(["[]", "[1]"])),
-        ("media", pa.array(["[]", "{}"])),
         ("media", pa.array(["[]", "[" * 5000])),
         ("loss_spans", pa.array(["[]", '[{"start":1,"stop":1,"start":1}]'])),
-        ("loss_spans", pa.array(["[]", '[{"start":1,"start" :2}]'])),
         ("loss_spans", pa.array(["[]", '[{"start":1,"stop":1e400}]'])),
-        ("loss_spans", pa.array(["[]", '[{"start":true,"stop":1}]'])),
-        ("loss_spans", pa.array(["[]", f'[{{"start":1,"stop":{"9" * 5000}}}]'])),
         ("metadata", pa.array([None, '{"a": NaN}'])),
-        ("metadata", pa.array([None, '{"a":{"b":1,"b":2}}'])),
-        ("processor", pa.array([None, "[]"])),
-        ("processor_fingerprint", pa.array([None, "sha256:0"])),
         ("sample_id", pa.array(["a", "a"])),
-        ("sample_id", pa.array(["a", None])),
         ("schema_version", pa.array(["1", "3"])),
-        ("family", pa.array(["qwen2_vl", "gpt"])),
-        ("finish_reason", pa.array(["stop", "done"])),
         ("screen_size", pa.array([[1, 2], [1]])),
         ("turn", pa.array([1.5, 2.0])),
-        ("turn", pa.array([1, -2])),
         ("when", pa.array([0, 1], pa.timestamp("s"))),
-        ("raw", pa.array([b"\x80\x04", b""])),
         ("group_id", pa.array([b"a", b"\xff"]).cast(pa.string(), safe=False)),
     ],
 )
@@ -393,42 +325,23 @@ def test_the_error_is_that_of_reading(tmp_path, name, values):
         assert str(compared.value) == str(read.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("input_ids", pa.list_(pa.int64())),
-        ("position_ids", pa.list_(pa.list_(pa.int64()))),
-        ("attention_mask", pa.list_(pa.int8())),
-        ("turn", pa.int64()),
-        ("screen_size", pa.list_(pa.int64())),
-    ],
-)
-def test_whole_numbers_written_as_floats(tmp_path, name, whole):
+def test_whole_numbers_written_as_floats_and_columns_of_nulls(tmp_path):
     sample = make_sample([("text", [1, 2])], "s0")
-    sample.position_ids, sample.attention_mask = np.ones((3, 2), np.int64), np.ones(2, np.int8)
-    sample.turn, sample.screen_size = 1, (640, 480)
-    write_trace(tmp_path / "fine.parquet", [sample])
-    table = pq.read_table(tmp_path / "fine.parquet")
-    at = table.column_names.index(name)
-    values = table[name].to_pylist()
-    for kind, folder in ((whole, "whole"), (as_floats(whole), "floats")):
-        pq.write_table(table.set_column(at, name, pa.array(values, kind)), tmp_path / folder)
-        (tmp_path / folder).rename(tmp_path / f"{folder}.parquet")
-    assert compare(tmp_path / "fine.parquet", tmp_path / "whole.parquet").ok
-    for pair in (("fine", "floats"), ("floats", "fine"), ("floats", "floats")):
-        with pytest.raises(TraceError, match=f"floats.parquet: record 1.{name}.*MM003"):
-            compare(*(tmp_path / f"{side}.parquet" for side in pair))
-
-
-def as_floats(kind):
-    return pa.list_(as_floats(kind.value_type)) if pa.types.is_list(kind) else pa.float64()
-
-
-def test_a_required_column_of_nulls(tmp_path):
+    sample.position_ids = np.ones((3, 2), np.int64)
+    fine, path = tmp_path / "fine.parquet", tmp_path / "odd.parquet"
+    write_trace(fine, [sample])
+    table = pq.read_table(fine)
+    at, values = table.column_names.index("position_ids"), table["position_ids"].to_pylist()
+    whole = pa.list_(pa.list_(pa.int64()))
+    for kind, error in ((whole, None), (pa.list_(pa.list_(pa.float64())), "position_ids.*MM003")):
+        pq.write_table(table.set_column(at, "position_ids", pa.array(values, kind)), path)
+        for pair in ((fine, path), (path, fine), (path, path)):
+            if error is None:
+                assert compare(*pair).ok
+                continue
+            with pytest.raises(TraceError, match=f"odd.parquet: record 1.{error}"):
+                compare(*pair)
     path = altered(tmp_path, "input_ids", pa.array([None, None], pa.list_(pa.int64())))
-    table = pq.read_table(path)
-    names = ["s0", "s1"]
-    assert table["sample_id"].to_pylist() == names
     for pair in ((altered_none(tmp_path), path), (path, altered_none(tmp_path)), (path, path)):
         with pytest.raises(TraceError, match=r"record 1.input_ids: is missing .MM004"):
             compare(*pair)
@@ -449,31 +362,19 @@ def test_row_groups_of_no_rows(tmp_path):
     assert compare(path, fine).ok and compare(fine, path).compared == 2
 
 
-def test_values_of_no_rows(tmp_path):
-    write_trace(tmp_path / "t.parquet", [make_sample([("text", [1, 2])], "s0")])
-    data = bytearray((tmp_path / "t.parquet").read_bytes())
-    data[data.rindex(b"\x16\x02\x26") + 1] = 0  # field 3 of the row group, before field 5: its rows
-    path = tmp_path / "lies.parquet"
-    path.write_bytes(data)
-    assert pq.read_metadata(path).row_group(0).num_rows == 0
-    with pytest.raises(TraceError, match=r"row group 0: has values, but 0 rows .MM001"):
-        compare(path, tmp_path / "t.parquet")
-
-
-def test_rows_that_the_footer_makes_up(tmp_path):
-    """A group whose footer counts more rows than its pages hold."""
+def test_footers_that_lie_of_their_rows(tmp_path):
+    """Of a group that has more rows than it says, or fewer."""
     path = tmp_path / "t.parquet"
-    write_trace(path, numbered(4))
-    data = path.read_bytes()
-    size = int.from_bytes(data[-8:-4], "little")
-    footer = data[-8 - size : -8]
-    lying = footer.replace(b"\x16\x08", b"\x16\x0c")  # i64 4 -> 6, zigzag
-    assert lying != footer
-    path.write_bytes(data[: -8 - size] + lying + data[-8:])
-    with pytest.raises(TraceError, match="MM001"):
-        compare(path, path)
-    with pytest.raises(TraceError, match="MM001"):
-        list(read_trace(path))
+    for count, true, lie in ((1, b"\x16\x02\x26", b"\x16\x00\x26"), (4, b"\x16\x08", b"\x16\x0c")):
+        write_trace(path, numbered(count))
+        data = path.read_bytes()
+        start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        lying = data[start:].replace(true, lie)  # i64, zigzag
+        assert lying != data[start:]
+        path.write_bytes(data[:start] + lying)
+        for read in (lambda: compare(path, path), lambda: list(read_trace(path))):
+            with pytest.raises(TraceError, match="MM001"):
+                read()
 
 
 def altered_none(folder):

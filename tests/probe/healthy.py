@@ -12,7 +12,7 @@ import torch
 from support.models import small_model, with_pixels
 from support.samples import make_sample
 
-from mmpack.adapters.transformers import probe_side
+from mmpack.adapters.transformers.probe import probe_side
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
 

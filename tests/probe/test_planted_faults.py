@@ -5,7 +5,7 @@ import torch
 from planting import FAMILIES, PLANTS
 
 import mmpack as mp
-from mmpack.adapters.transformers import probe_side
+from mmpack.adapters.transformers.probe import probe_side
 
 FEW = [(name, p.families[i % len(p.families)], i) for i, (name, p) in enumerate(PLANTS.items())]
 MANY = [  # of each plant every third family: others for the next

@@ -1,7 +1,6 @@
 """What people hand in by mistake is refused where it enters, in one line that names it."""
 
 import base64
-import binascii
 import functools
 import io
 
@@ -27,39 +26,23 @@ def refused(call, error, match):
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        (
-            {"rewards": [1.0]},
-            r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\(",
-        ),
+        ({"rewards": [1.0]}, r"rewards\[0\] is 1.0, expected Score. Fix: rewards=\[mp.Score\("),
         ({"rewards": 1.0}, "rewards is float, expected a list of Score"),
-        ({"rewards": {"a": 1.0}}, "rewards is dict"),
         ({"rewards": [mp.Score("a", float("nan"))]}, r"rewards\[0\].value: nan"),
         ({"rewards": [mp.Score("a", 1.0, "everywhere")]}, r"rewards\[0\].scope"),
-        ({"costs": ["much"]}, r"costs\[0\] is 'much'"),
-        ({"observation_spans": [(1, 2)]}, "expected ObservationSpan"),
         ({"turn": "x"}, "turn: expected an integer"),
         ({"finish_reason": "eos"}, "'eos' is none of stop"),
-        ({"metadata": [1]}, "metadata: expected an object"),
         ({"metadata": {"a": np.ones(2)}}, "metadata"),
         ({"group_id": 3}, r"group_id is 3, expected a str. Fix: pass str\(group_id\)"),
-        ({"rollout_logprobs": ["a", "b"]}, "rollout_logprobs is not an array of numbers"),
         ({"rollout_logprobs": [None, -1.0]}, r"rollout_logprobs\[0\] is nan"),
-        ({"rollout_logprobs": -1.0}, r"shape \[\], expected \[2\]"),
-        ({"response_ids": [1, -5]}, r"response_ids\[1\] is -5"),
-        ({"response_ids": [10**6, 1]}, r"response_ids\[0\] is 1000000.* \(1 of 2 are outside"),
         ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
-        ({"response_ids": [1, [2]]}, "response_ids is not an array of integers"),
         ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
-        ({"kept_ids": [[1], [2]]}, r"kept_ids: expected .+ in memory an mp.Ragged, found an array"),
-        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists, expected 2"),
+        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists for 2 response ids"),
         (
             {"teachers": {3: mp.Ragged.empty(2, True)}},
             "teachers: has the teacher 3, expected a name",
         ),
-        ({"teachers": mp.Ragged.empty(2, True)}, r"in memory {name: mp.Ragged}, found a value of"),
-        ({"teachers": {"a": mp.Ragged.empty(3, True)}}, r"teachers\['a'\] has 3 lists, expected 2"),
         ({"routed_experts": [[[1]]]}, "in memory what mp.compact_routes returns, found an array"),
-        ({"routed_experts": np.zeros((2, 1, 1), int)}, "of int64, .+ see mp.compact_routes"),
         ({"routed_experts": np.zeros((2, 1, 1), np.uint8)}, "routes for 2 tokens, expected"),
     ],
 )
@@ -86,8 +69,6 @@ def test_what_is_right_passes(processor):
     [
         ([], "messages is empty"),
         (None, "messages is NoneType"),
-        ("hello", "messages is str"),
-        (ASKED[0], "messages is dict"),
         ([ASKED], r"messages\[0\] is a conversation.*once per conversation"),
         ([{"content": "x"}], r"messages\[0\] has no role"),
         ([{"role": "user"}], r"messages\[0\] has the content None"),
@@ -96,21 +77,21 @@ def test_what_is_right_passes(processor):
 )
 def test_messages(processor, messages, match):
     refused(lambda: processor(messages, sample_id="s"), ArgumentError, match)
-    refused(lambda: processor.render(messages), ArgumentError, match)
     if messages is not None:
         sample = processor(ASKED, response_ids=[1], sample_id="s")
         refused(lambda: processor.append(sample, messages=messages), ArgumentError, match)
 
 
 def test_a_template_that_refuses_is_one_line(hf):
-    alternate = "{{ raise_exception('roles must\nalternate') }}"
-    processor = mp.wrap_processor(hf, chat_template=alternate)
-    refused(lambda: processor(ASKED, sample_id="s"), ArgumentError, "roles must alternate")
-    processor = mp.wrap_processor(hf, chat_template="{{ messages[0].name.first }}")
-    refused(lambda: processor(ASKED, sample_id="s"), ArgumentError, "can't write these messages")
+    for template, match in (
+        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+        ("{{ messages[0].name.first }}", "can't write these messages"),
+    ):
+        processor = mp.wrap_processor(hf, chat_template=template)
+        refused(lambda p=processor: p(ASKED, sample_id="s"), ArgumentError, match)
 
 
-@pytest.mark.parametrize("bad", [-5, -100, 152_064, 10**6])
+@pytest.mark.parametrize("bad", [-5, 152_064])
 def test_ids_outside_the_vocabulary(processor, bad):
     refused(
         lambda: processor.from_ids([1, bad], loss_spans=(), sample_id="s"),
@@ -133,7 +114,7 @@ def test_tokens_that_were_added_are_in_the_vocabulary(hf, processor, monkeypatch
     refused(lambda: processor.from_ids([160_000], sample_id="s"), ArgumentError, "to 159999")
 
 
-@pytest.mark.parametrize("spans", [[3], (1, 3), [("a", 3)], [(1, 2, 3)], {"a": 1}, [(0.5, 1.0)]])
+@pytest.mark.parametrize("spans", [[3], [("a", 3)], [(1, 2, 3)], [(0.5, 1.0)]])
 def test_loss_spans(processor, spans):
     refused(
         lambda: processor.from_ids([1, 2, 3], loss_spans=spans, sample_id="s"),
@@ -147,32 +128,20 @@ def test_a_lone_placeholder_says_expanded(processor, picture):
     match = (
         r"one image placeholder, the image has 12 vision tokens. Fix: pass expanded=False.*MM101"
     )
+    ids, media = [9, *whole, *one], [picture(0)] * 2
     refused(
-        lambda: processor.from_ids([9, *one], media=[picture(0)], sample_id="s"), LayoutError, match
-    )
-    refused(
-        lambda: processor.from_ids([9, *whole, *one], media=[picture(0)] * 2, sample_id="s"),
+        lambda: processor.from_ids(ids, media=media, sample_id="s"),
         LayoutError,
         "token 16 is " + match,
     )
-    sample = processor([{"role": "user", "content": [{"type": "image", "image": picture(0)}]}],
-                       response_ids=[1], sample_id="s")  # fmt: skip
+    sample = processor.from_ids([9, *whole], media=media[:1], loss_spans=(), sample_id="s")
+    more = {"observation_ids": one, "media": [picture(1)]}
     refused(
-        lambda: processor.append(sample, observation_ids=one, media=[picture(1)]),
+        lambda: processor.append(sample, **more),
         LayoutError,
         f"token {len(sample) + 1} is " + match,
     )
     refused(lambda: processor.append(None, observation_ids=[1]), ArgumentError, "NoneType")
-
-
-def test_a_lone_video_placeholder_says_expanded(make_hf):
-    processor = mp.wrap_processor(make_hf("qwen3_vl", max_pixels=256 * 32 * 32))
-    clip = (np.zeros((8, 64, 64, 3), np.uint8), {"fps": 2.0})
-    refused(
-        lambda: processor.from_ids([9, START, IMAGE + 1, END], media=[clip], sample_id="s"),
-        LayoutError,
-        "one video placeholder.*Fix: pass expanded=False",
-    )
 
 
 # ---------------------------------------------------------------- data: URLs
@@ -210,83 +179,45 @@ def test_data_urls_are_bytes(processor, png):
     by_ids = [processor.from_ids(ids, [x], False, (), sample_id="s") for x in (url, png)]
     assert by_ids[0] == by_ids[1]
     assert processor.medium(url) == processor.medium(png)
-
-
-def test_base64_is_decoded_once(processor, png, monkeypatch):
-    decoded = []
-    monkeypatch.setattr(
-        base64, "b64decode", lambda s, **options: decoded.append(s) or binascii.a2b_base64(s)
-    )
-    text = base64.b64encode(png).decode()
-    for part in ({"base64": text}, {"url": as_url(png)}, {"image": as_url(png)}):
-        decoded.clear()
-        content = [{"type": "image"} | part]
-        processor([{"role": "user", "content": content}], sample_id="s")
-        assert len(decoded) == 1
-
-
-def test_data_urls_of_videos(processor):
     data = clip_exercises(1)[0].video
     url = as_url(data, "video/mp4")
-    found = [
+    video = {"type": "video_url", "video_url": {"url": url}}
+    found, wanted = (
         processor([{"role": "user", "content": [part]}], sample_id="s")
-        for part in (
-            {"type": "video", "video": data},
-            {"type": "video", "video": url},
-            {"type": "video_url", "video_url": {"url": url}},
-        )
-    ]
-    assert found[0] == found[1] == found[2] and found[0].media[0].modality == "video"
+        for part in (video, {"type": "video", "video": data})
+    )
+    assert found == wanted and found.media[0].modality == "video"
 
 
 @pytest.mark.parametrize(
     ("url", "match"),
     [
         ("data:image/png;base64", "without a comma"),
-        ("data:image/png;base64,@@@", "is not base64"),
         ("data:image/png;base64,é", "is not base64"),
         ("data:image/png;base64,aGVsbG8=", "can't be decoded"),
-        ("data:,", "can't be decoded"),
     ],
 )
 def test_broken_data_urls(processor, url, match):
-    for part in ({"type": "image", "image": url}, {"type": "image_url", "image_url": {"url": url}}):
+    part = {"type": "image_url", "image_url": {"url": url}}
+    asked = [{"role": "user", "content": [part]}]
+    refused(lambda: processor(asked, sample_id="s"), ArgumentError, match)
+
+
+def test_template_kwargs(processor):
+    for wrong, shown in (([1], "list"), ({5: 1}, "a dict of other keys")):
+        match = f"template_kwargs is {shown}"
         refused(
-            lambda p=part: processor([{"role": "user", "content": [p]}], sample_id="s"),
+            lambda w=wrong: processor(ASKED, [1], sample_id="s", template_kwargs=w),
             ArgumentError,
             match,
         )
 
 
-def test_template_kwargs(processor):
-    messages = [{"role": "user", "content": "hi"}]
-    for wrong, shown in (([1], "list"), ({5: 1}, "a dict of other keys")):
-        with pytest.raises(ArgumentError, match=f"template_kwargs is {shown}"):
-            processor(messages, [1], sample_id="s", template_kwargs=wrong)
-    sample = processor(messages, [1], sample_id="s")
-    with pytest.raises(ArgumentError, match="template_kwargs is int"):
-        processor.append(sample, messages=messages, template_kwargs=3)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"tokens_per_second": value} for value in ("2", 0, float("inf"))),
-        *({"cache_bytes": value} for value in ("1 GB", -1)),
-        {"media_root": 5},
-    ],
-)
-def test_wrong_options_are_named(hf, wrong):
-    refused(
-        lambda: mp.wrap_processor(hf, **wrong),
-        ArgumentError,
-        f"wrap_processor: {next(iter(wrong))} is ",
-    )
-
-
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
+        ({"tokens_per_second": float("inf")}, "wrap_processor: tokens_per_second is inf"),
+        ({"cache_bytes": -1}, "wrap_processor: cache_bytes is -1"),
         ({"tokenizer": "Qwen/Qwen2.5-VL-3B-Instruct"}, "tokenizer is of type str"),
         ({"video_processor": {}}, "video_processor is of type dict"),
         ({"family": ["qwen2_vl"]}, "family .* is unknown"),

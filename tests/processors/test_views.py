@@ -4,17 +4,13 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from PIL import Image
 from support.kits import get_kit
-from support.models import small_model
 from support.replicas.chat_templates import MINICPM
 from support.replicas.minicpm_processor import minicpm_tokenizer
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.processors.views import VIEW, pictures
 
@@ -56,39 +52,6 @@ def asked(*images):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]
 
 
-def test_a_pack_of_slices_is_what_the_models_own_forward_makes(tokenizer):
-    model, images = small_model("minicpmv4_6"), [picture(*size) for size in SIZES]
-    processor = wrapped(tokenizer)
-    samples = [
-        processor(asked(*images[:2]), response_ids=[5, 6, 7], sample_id="a", group_id="g"),
-        processor(asked(*images[:2]), response_ids=[5, 8], sample_id="b", group_id="g"),
-        processor(asked(images[2]), response_ids=[9, 10], sample_id="c", group_id="h"),
-    ]
-    assert mp.validate(samples) == []
-    assert [len(s.media) for s in samples] == [6, 6, 3]
-    wanted = []
-    with torch.no_grad():
-        for sample, own in zip(samples, (images[:2], images[:2], images[2:]), strict=True):
-            made = image_processor()(images=own, return_tensors="pt")
-            ids = torch.tensor(sample.input_ids)[None]
-            logits = model(
-                input_ids=ids,
-                pixel_values=made["pixel_values"],
-                target_sizes=made["target_sizes"],
-                use_cache=False,
-            ).logits[0]
-            at = torch.tensor(sample.loss_indices)
-            logp = logits[at - 1].log_softmax(-1)
-            wanted.append(logp.gather(1, ids[0][at][:, None])[:, 0])
-        with attach(model):
-            for share in (False, True):
-                batch = mp.pack(samples, share_prefix=share)
-                found = packed_logprobs(model, batch)
-                assert (found - torch.cat(wanted)).abs().max() <= TOLERANCES["layouts"].value
-    assert len(batch.media) == 9  # each view once
-    assert batch.num_tokens < sum(map(len, samples))
-
-
 def test_numbers_run_through_a_sample_and_can_be_left_out(tokenizer):
     images = [picture(*size, seed=k) for k, size in enumerate(SIZES)]
     processor = wrapped(tokenizer)
@@ -103,7 +66,6 @@ def test_numbers_run_through_a_sample_and_can_be_left_out(tokenizer):
     assert [text.count(f"<image_id>{k}</image_id>") for k in range(4)] == [1, 1, 1, 0]
     plain = wrapped(tokenizer, use_image_id=False)(asked(images[0]), sample_id="c")
     assert "<image_id>" not in tokenizer.decode(plain.input_ids.tolist())
-    assert plain.processor["image"]["use_image_id"] is False
 
 
 def test_ids_of_an_engine_are_expanded_as_messages_are(tokenizer):
@@ -125,15 +87,6 @@ def test_ids_of_an_engine_are_expanded_as_messages_are(tokenizer):
     assert from_views.input_ids.tolist() == sample.input_ids.tolist()[:-2]
 
 
-def test_parity_names_the_setting_that_cuts_otherwise(tokenizer):
-    messages = asked(picture(100, 150))
-    left = wrapped(tokenizer)(messages, response_ids=[5], sample_id="a")
-    right = wrapped(tokenizer, slice_mode=False)(messages, response_ids=[5], sample_id="a")
-    report = mp.compare([left], [right])
-    assert not report.ok
-    assert "slice_mode" in str(report.to_json())
-
-
 def test_what_is_refused(tokenizer):
     processor = wrapped(tokenizer)
     with pytest.raises(ArgumentError, match=r"cuts this picture into 5 views.*Fix: call views"):
@@ -149,26 +102,16 @@ def test_what_is_refused(tokenizer):
         processor.views((np.zeros((2, 64, 64, 3), np.uint8), {"fps": 1.0}))
 
 
-def test_slices_before_the_whole_are_written_as_upstream():
-    """SmolVLM: 2 × 2 slices, 1 × 2, and a picture that is not cut; a processor of other views is refused."""
-    kit = get_kit("smolvlm")
-    hf, images = kit.processor(), [picture(90, 120), picture(40, 120), picture(120, 30)]
-    for split, counts in ((True, [5, 3, 3]), (False, [1, 1, 1])):
+def test_a_processor_of_other_views_is_refused():
+    """SmolVLM, whose slices come before the whole; what is written: the conformance check `layout`."""
+    hf = get_kit("smolvlm").processor()
+    for split, count in ((True, 5), (False, 1)):
         hf.image_processor.do_image_splitting = split
-        wrapped = mp.wrap_processor(hf)
-        sample = wrapped(asked(*images), response_ids=[5], sample_id="s")
-        text = hf.apply_chat_template(asked(*images), tokenize=False, add_generation_prompt=True)
-        wanted = hf(text=[text], images=images, return_tensors="np")
-        assert sample.input_ids[:-1].tolist() == wanted["input_ids"][0].tolist()
-        assert [len(views) for views in pictures(sample.media)] == counts
-        tiles = np.concatenate([m.pixel_values for m in sample.media])
-        shown = wanted["pixel_values"][0].reshape(-1, 3, 8, 16, 8, 16).transpose(0, 2, 4, 1, 3, 5)
-        assert np.array_equal(tiles, shown.reshape(tiles.shape)) and mp.validate(sample) == []
-        assert sample.processor["image"]["do_image_splitting"] == split
+        sample = mp.wrap_processor(hf)(asked(picture(90, 120)), response_ids=[5], sample_id="s")
+        assert [len(views) for views in pictures(sample.media)] == [count]
     hf.image_seq_len = 9
-    with pytest.raises(
-        ArgumentError, match="image_seq_len is 9, but smolvlm has 4 tokens per view"
-    ):
+    match = "image_seq_len is 9, but smolvlm has 4 tokens per view"
+    with pytest.raises(ArgumentError, match=match):
         mp.wrap_processor(hf)
 
 
@@ -181,13 +124,7 @@ def test_tokens_by_size_are_those_of_the_processor(side):
     sizes = [[side * rows, side * columns] for rows in range(1, 5) for columns in range(1, 5)]
     hf.image_processor.image_grid_pinpoints = sizes
     wrapped = mp.wrap_processor(hf)
-    for height, width in [
-        (300, 300),
-        (40, 40),
-        (33, 250),
-        (250, 31),
-        *random.integers(20, 300, (12, 2)),
-    ]:
+    for height, width in [(300, 300), (33, 250), (250, 31), *random.integers(20, 300, (6, 2))]:
         image = picture(int(height), int(width))
         sample = wrapped(asked(image), response_ids=[5], sample_id="s")
         text = hf.apply_chat_template(asked(image), tokenize=False, add_generation_prompt=True)

@@ -1,14 +1,11 @@
 """Samples against what the Hugging Face processor itself makes, and against `get_rope_index`."""
 
-import dataclasses
 import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from torch.utils.data import DataLoader, Dataset
 
 import mmpack as mp
@@ -39,25 +36,12 @@ def by_hf(hf, messages):
     return hf(text=[text], images=images_of(messages) or None, return_tensors="np")
 
 
-def rope_index(family, ids, grids):
-    if family == "qwen2_vl":
-        config = transformers.Qwen2VLConfig
-        model = transformers.models.qwen2_vl.modeling_qwen2_vl.Qwen2VLModel
-    else:
-        config = transformers.Qwen2_5_VLConfig
-        model = transformers.models.qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLModel
-    fake = model.__new__(model)
-    torch.nn.Module.__init__(fake)
-    fake.config = config()
-    ids = torch.as_tensor(ids)[None]
-    grids = torch.as_tensor(np.asarray(grids)) if len(grids) else None
-    kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
-    positions, _ = fake.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
-    return positions[:, 0].numpy()
+def positions_of(ids, media):
+    """By the public function, which tests/layout holds against transformers."""
+    return mp.mrope_positions(ids, "qwen2_5_vl", image_grid_thw=[m.grid_thw for m in media])[0]
 
 
 CONVERSATIONS = {
-    "one": lambda p: [user(p(0), "Find x.")],
     "text": lambda p: [{"role": "user", "content": "Just 1 + 1?"}],
     "several": lambda p: [user(p(0), "and", p(1, 300, 200), p(2, 40, 500)), user("so?")],
     "turns": lambda p: [
@@ -69,10 +53,8 @@ CONVERSATIONS = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_equals_the_hf_processor(make_hf, picture, family, name):
-    hf = make_hf(family)
+def test_equals_the_hf_processor(hf, picture, name):
     messages = CONVERSATIONS[name](picture)
     response = [40, 2776, IMAGE - 5, 198, EOS]
     logprobs = [-0.5, -1.0, 0.0, -2.0, -0.25]
@@ -88,22 +70,19 @@ def test_equals_the_hf_processor(make_hf, picture, family, name):
         pixels = np.concatenate([m.pixel_values for m in sample.media])
         assert pixels.dtype == expected["pixel_values"].dtype
         assert np.array_equal(pixels, expected["pixel_values"])
-    assert np.array_equal(sample.position_ids, rope_index(family, sample.input_ids, grids))
+    assert np.array_equal(sample.position_ids, positions_of(sample.input_ids, sample.media))
     assert sample.loss_spans == [LossSpan(len(prompt), len(prompt) + 5, turn=0)]
     assert sample.rollout_logprobs.tolist() == logprobs
-    assert (sample.sample_id, sample.group_id, sample.family) == ("s", "g", family)
+    assert (sample.sample_id, sample.group_id, sample.family) == ("s", "g", "qwen2_5_vl")
     covered = np.concatenate([np.arange(s.start, s.stop) for s in sample.modality_spans] or [[]])
     assert covered.tolist() == np.flatnonzero(sample.input_ids == IMAGE).tolist()
     assert mp.validate(sample) == []
 
 
 def test_bare_parts(processor, picture):
-    bare = [
-        {
-            "role": "user",
-            "content": [{"type": "image"}, {"type": "text", "text": "x"}, {"type": "image"}],
-        }
-    ]
+    bare = [user({}, "x", {})]
+    for part in bare[0]["content"]:
+        part.pop("image", None)
     whole = [user(picture(0), "x", picture(1))]
     one = processor(bare, media=[picture(0), picture(1)], sample_id="s")
     assert one == processor(whole, sample_id="s")
@@ -119,26 +98,17 @@ def part(**fields):
     [
         (part(type="image"), None, "holds no image"),
         (part(type="image"), [np.zeros((60, 60, 3), np.uint8)] * 2, "1 of media="),
-        (part(type="text", text="x"), [np.zeros((60, 60, 3), np.uint8)], "1 of media="),
         (
             part(type="image", url="https://a.example/a.png"),
             None,
             "'url', and mmpack fetches nothing",
         ),
-        (part(type="image_url", image_url={"url": "x"}), None, "mmpack fetches nothing"),
-        (
-            part(type="input_audio", input_audio={"data": "AAAA"}),
-            None,
-            "takes no audio",
-        ),
+        (part(type="input_audio", input_audio={"data": "AAAA"}), None, "takes no audio"),
         (part(type="file", file={"file_id": "f"}), None, "holds .file., which mmpack can"),
         (part(type="image", path="a.png"), None, "no media_root"),
-        (part(type="video", video=np.zeros((60, 60, 3), np.uint8)), None, "of type video"),
         (part(type="image", image=np.zeros((4, 60, 60, 3), np.uint8)), None, "of type image"),
         (part(type="video", video=np.zeros((4, 60, 60, 3), np.uint8)), None, "frames alone"),
         (part(type="video", video="a.mp4"), None, "no media_root"),
-        (part(type="video"), [np.zeros((60, 60, 3), np.uint8)], "of type video"),
-        ([{"role": "user", "content": ["x"]}], None, "is str"),
     ],
 )
 def test_messages_refused(processor, messages, media, match):
@@ -147,25 +117,13 @@ def test_messages_refused(processor, messages, media, match):
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
 
 
-def test_path_parts(hf, picture, tmp_path):
-    picture(0).save(tmp_path / "a.png")
-    processor = mp.wrap_processor(hf, media_root=tmp_path)
-    one, other = (
-        processor([{"role": "user", "content": [{"type": "image", k: "a.png"}]}], sample_id="s")
-        for k in ("path", "image")
-    )
-    assert one == other and one.media[0].source == "a.png"
-
-
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
         ({"response_ids": [1, 2], "rollout_logprobs": [-1.0]}, ArgumentError, r"expected \[2\]"),
         ({"rollout_logprobs": [-1.0]}, ArgumentError, r"expected \[0\]"),
         ({"response_ids": [[1, 2]]}, ArgumentError, "response_ids has shape"),
-        ({"response_ids": [1.5]}, ArgumentError, "dtype float64"),
         ({"colour": 1}, ArgumentError, "'colour' is not a field"),
-        ({"position_ids": None}, ArgumentError, "'position_ids' is not a field"),
     ],
 )
 def test_arguments(processor, call, error, match):
@@ -211,8 +169,8 @@ def test_turns_equal_the_whole(processor, picture):
         rollout_logprobs=[-1, -2, -3, -4, -5],
     )
     assert whole == last and mp.validate(last) == []
-    grids = [last.media[s.media_index].grid_thw for s in last.modality_spans]
-    assert np.array_equal(last.position_ids, rope_index("qwen2_5_vl", last.input_ids, grids))
+    shown = [last.media[s.media_index] for s in last.modality_spans]
+    assert np.array_equal(last.position_ids, positions_of(last.input_ids, shown))
     one_word = np.concatenate([[9, START, IMAGE, END], [1, 2, 3], seen, [7, 8]])
     short = processor.from_ids(
         one_word,
@@ -228,15 +186,10 @@ def test_turns_equal_the_whole(processor, picture):
 def test_append_refuses(processor, hf, picture):
     sample = processor([user("x")], response_ids=[1], sample_id="s", finish_reason="tool")
     assert processor.append(sample, response_ids=[2]).finish_reason is None
-    assert (
-        processor.append(sample, response_ids=[2], rollout_logprobs=[-1]).rollout_logprobs is None
-    )
+    more = processor.append(sample, response_ids=[2], rollout_logprobs=[-1])
+    assert more.rollout_logprobs is None
     with pytest.raises(ArgumentError, match="other settings"):
         mp.wrap_processor(hf, position_rule="max").append(sample, response_ids=[2])
-    with pytest.raises(ArgumentError, match="source 'web'"):
-        processor.append(sample, observation_ids=[2], source="web")
-    with pytest.raises(ArgumentError, match=r"expected \[0\]"):
-        processor.append(sample, observation_ids=[2], rollout_logprobs=[-1])
     with pytest.raises(LayoutError, match="MM107"):
         processor.append(sample, observation_ids=[2], media=[picture(0)])
 
@@ -256,9 +209,7 @@ def test_a_sampled_placeholder_is_a_word(processor, picture, expanded):
     assert [(s.start, s.stop) for s in sample.modality_spans] == [(2, 14)]
     assert {p.code for p in mp.validate(sample)} == {"MM203", "MM104"}
     context = np.where(np.arange(len(sample)) < 16, sample.input_ids, 5)
-    assert np.array_equal(
-        sample.position_ids, rope_index("qwen2_5_vl", context, [sample.media[0].grid_thw])
-    )
+    assert np.array_equal(sample.position_ids, positions_of(context, sample.media))
 
 
 @pytest.mark.parametrize(
@@ -269,9 +220,7 @@ def test_a_sampled_placeholder_is_a_word(processor, picture, expanded):
         ([9, START, *[IMAGE] * 12, END], 2, {}, "MM107"),
         ([9, IMAGE, 9], 0, {"expanded": False}, "MM104"),
         ([9, IMAGE, 9], 2, {"expanded": False}, "MM107"),
-        ([9, IMAGE, IMAGE, 9], 1, {"expanded": False}, "MM104"),
         ([9, 9], 0, {"loss_spans": [(1, 3)]}, "MM201"),
-        ([9, 9], 0, {"loss_spans": [(-1, 1)], "expanded": False}, "MM201"),
     ],
 )
 def test_contradictions(processor, picture, ids, count, options, code):
@@ -300,22 +249,6 @@ def test_videos_are_laid_out(processor, picture):
         processor.from_ids(ids, media=[picture(0), video()], sample_id="s")
     with pytest.raises(ArgumentError, match="of type image"):
         processor([user(video())], sample_id="s")
-
-
-def test_equal_frames_at_other_times_are_two_media(processor):
-    """One embedding, two media: the samples' positions differ, and parity compares the times of each."""
-    slow, fast = video(), dataclasses.replace(video(), second_per_grid_ts=0.5)
-    run = [START, *[VIDEO] * 8, END]
-    sample = processor.from_ids([9, *run, *run, *run], media=[slow, fast, slow], sample_id="s")
-    assert [m.second_per_grid_ts for m in sample.media] == [1.5, 0.5]
-    assert [s.media_index for s in sample.modality_spans] == [0, 1, 0]
-    assert mp.validate(sample) == []
-    assert len(mp.pack([sample]).media) == 1
-    assert [np.ptp(sample.position_ids[0, s.start : s.stop]) for s in sample.modality_spans] == [
-        3,
-        1,
-        3,
-    ]
 
 
 # ---------------------------------------------------------------- wrapping
@@ -349,16 +282,6 @@ class Prompts(Dataset):
         return self.processor([user(self.pictures[i], "x")], response_ids=[i], sample_id=str(i))
 
 
-def test_pickle_drops_the_cache(processor, picture):
-    sample = processor([user(picture(0))], sample_id="s")
-    clone = pickle.loads(pickle.dumps(processor))
-    assert repr(clone) == repr(processor)
-    assert (len(processor.media.cache), len(clone.media.cache)) == (1, 0)
-    assert clone.media.cache.max_bytes == processor.media.cache.max_bytes
-    assert clone.fingerprint == processor.fingerprint
-    assert clone([user(picture(0))], sample_id="s") == sample
-
-
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_loader_workers(processor, picture, start):
     data = Prompts(processor, [picture(i) for i in (0, 1, 0)])
@@ -367,6 +290,9 @@ def test_data_loader_workers(processor, picture, start):
     for sample, expected in zip(loader, here, strict=True):
         assert sample == expected
         assert np.array_equal(sample.media[0].pixel_values, expected.media[0].pixel_values)
+    clone = pickle.loads(pickle.dumps(processor))
+    assert (len(processor.cache), len(clone.cache)) == (2, 0)
+    assert clone.fingerprint == processor.fingerprint and repr(clone) == repr(processor)
 
 
 def test_no_heavy_imports():
@@ -385,10 +311,8 @@ def test_fixes_of_what_can_not_be_wrapped(hf):
         image_processor = hf.image_processor
 
     with pytest.raises(
-        ArgumentError, match=r"LlavaProcessor is unknown. Fix: use a processor of one of qwen2_vl, "
+        ArgumentError, match=r"LlavaProcessor is unknown. Fix: use a processor of one"
     ):
         mp.wrap_processor(LlavaProcessor())
-    wrapped = mp.wrap_processor(hf)
     with pytest.raises(ArgumentError, match=r"is wrapped already\. Fix: use it as it is"):
-        mp.wrap_processor(wrapped)
-    assert repr(wrapped).startswith("Processor('qwen2_5_vl', tokenizer=")
+        mp.wrap_processor(mp.wrap_processor(hf))

@@ -18,16 +18,8 @@ from mmpack.trajectory import Record, from_calls, from_chat, from_records
 
 pytestmark = pytest.mark.adapter
 TOOLS = [{"type": "function", "function": {"name": "zoom", "parameters": {"type": "object"}}}]
-VISION = (
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_5_think",
-    "gemma3",
-    "gemma4_v5",
-    "own:MINICPM",
-    "own:KIMI_K25",
-)
-TEXT_ONLY = ("qwen3", "llama3_2", "phi3", "gptoss", "glm4moe")
+VISION = ("qwen2_5_vl", "qwen3_vl", "gemma4_v5", "own:MINICPM", "own:KIMI_K25")
+TEXT_ONLY = ("qwen3", "llama3_2", "gptoss")
 
 
 def template(name):
@@ -79,21 +71,18 @@ def lost(act, match):
     ("messages", "match"),
     [
         ([user("x", {"type": "note", "note": "y"})], r"'note' of content\[1\] \(of type 'note'\)"),
-        ([user("x", {"note": {"deep": [1]}})], r"'note' of content\[1\]"),
         ([user("x", {"type": "image", "caption": "a cat"})], r"'caption' of content\[1\]"),
         ([user({"type": "text", "text": "x", "weight": 0})], r"'weight' of content\[0\]"),
         ([user("x", images=["a.png"])], r"the key 'images' of messages\[0\].*write one part"),
-        ([user("x", image=np.zeros((4, 4, 3)))], r"the key 'image' of messages\[0\].*write one part"),
         ([user("x", name="bob")], r"the key 'name' of messages\[0\] \('user'\)"),
         ([user("x"), answer("y", refusal="no")], r"'refusal' of messages\[1\]"),
         ([user("x"), answer("y", train=False)], r"'train' of messages\[1\]"),
         ([user("x"), answer("", function_call={"name": "f"})], r"'function_call' of messages\[1\]"),
-        ([user("x"), answer("y", reasoning_content="hm")], r"'reasoning_content' of messages\[1\]"),
         ([user("x"), answer("", tool_calls=[call()])], r"tool_calls\[0\] of messages\[1\].*as the text that"),
-    ],
+],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "own:MINICPM"])
-def test_what_a_template_leaves_out_is_named(by, picture, name, messages, match):
+def test_what_a_template_leaves_out_is_named(by, messages, match):
+    name = "qwen2_5_vl"
     lost(lambda: by(name).render(messages), match)
     if messages[-1]["role"] == "assistant":
         whole = {"assistant_loss": True, "sample_id": "s"}
@@ -104,55 +93,32 @@ def test_what_a_template_leaves_out_is_named(by, picture, name, messages, match)
 @pytest.mark.parametrize(
     ("name", "messages", "match"),
     [
+
         # content as parts where strings are read, and the other way round
-        ("qwen3", [user("x")], r"leaves out content\[0\]"),
+("qwen3", [user("x")], r"leaves out content\[0\]"),
         ("llama3_2", [user("x")], r"content\[0\].*of messages\[0\] not as it is, but in Python's notation"),
         ("smolvlm", [said("x")], "leaves out the content of messages"),
+
         # beside a call Llama writes no text
-        ("llama3_2", [said("x"), answer("look", tool_calls=[call()])], r"the content of messages\[1\]"),
-        ("qwen3", [said("x", "developer"), said("y")], r"\('developer'\).*use a role"),
-    ],
+("llama3_2", [said("x"), answer("look", tool_calls=[call()])], r"the content of messages\[1\]"),
+],
 )  # fmt: skip
 def test_contents_in_another_form_are_named(by, name, messages, match):
     lost(lambda: by(name).render(messages), match)
-
-
-def test_an_answer_as_parts_is_not_the_end_of_turn_alone(by):
-    """The whole loss of the turn was `<|im_end|>`: the policy learned to say nothing."""
-    log = [said("2 + 2?"), answer([{"type": "text", "text": "Four."}])]
-    for act in (
-        lambda: by("qwen3")(log, assistant_loss=True, sample_id="s"),
-        lambda: from_chat(log, by("qwen3"), trajectory_id="t", group_id="g"),
-    ):
-        lost(
-            act,
-            r"content\[0\] \(of type 'text'\) of messages\[1\] \('assistant'\)\. Fix: pass the content as one str",
-        )
 
 
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
         ("qwen3", {"tools": [len]}, r"can't write these messages \(Tools should"),
-        ("qwen3", {"continue_final_message": True}, "continue_final_message"),
         ("qwen2_5_vl", {"tools": TOOLS}, "'tools' of template_kwargs. Fix: leave it out"),
         ("qwen3", {"enable_thinkin": False}, "'enable_thinkin'.*Fix: write enable_thinking"),
-        ("qwen3_vl", {"add_vison_id": True}, "'add_vison_id'.*Fix: write add_vision_id"),
         ("qwen3_vl", {"padding": True}, "'padding'"),
     ],
 )
 def test_keywords_that_no_template_reads(by, name, options, match):
     asked = [said("x")]
     lost(lambda: by(name)(asked, [1], sample_id="s", template_kwargs=options), match)
-    sample = by(name)(asked, [1], sample_id="s")
-    lost(lambda: by(name).append(sample, messages=asked, template_kwargs=options), match)
-
-
-@pytest.mark.parametrize("name", ["add_generation_prompt", "continue_final_message"])
-def test_what_the_turns_decide(processor, name):
-    """A header behind the last turn; a raw ValueError."""
-    log, options = [said("x"), answer("y")], {"template_kwargs": {name: True}}
-    lost(lambda: processor(log, assistant_loss=True, sample_id="s", **options), name)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +137,9 @@ def test_keywords_of_no_field(processor, field, fix):
     lost(lambda: processor(log[:1], [1], sample_id="s", **{field: []}), match)
     lost(lambda: from_chat(log, processor, **ids, **{field: []}), match)
     lost(lambda: from_calls(calls, processor, **ids, **{field: []}), match)
+    records = [Record([1, 2], [3])]
     with pytest.raises(ArgumentError, match=f"'{field}' is not a field of"):
-        from_records([Record([1, 2], [3])], processor, **ids, **{field: []})
+        from_records(records, processor, **ids, **{field: []})
 
 
 # ---------------------------------------------------------------- what is lost in part
@@ -217,15 +184,10 @@ def test_a_text_that_is_written_in_other_whitespace(hf, written):
 @pytest.mark.parametrize("name", [*VISION, *TEXT_ONLY])
 def test_what_has_no_content_is_not_missed(by, name):
     """Rows of `datasets` have all columns, clients' answers all fields; ids tie calls to answers."""
+    nothing = {"refusal": None, "annotations": [], "tool_calls": [], "reasoning_content": None}
     messages = [
         {"role": "user", "content": "x", "name": None, "images": [], "tool_calls": None},
-        {
-            **answer(
-                "y", refusal=None, annotations=[], function_call=None, tool_calls=[], id="msg_1"
-            ),
-            "audio": None,
-            "reasoning_content": None,
-        },
+        answer("y", id="msg_1", audio=None, **nothing),
         {"role": "user", "content": "  "},
     ]
     with warnings.catch_warnings():
@@ -235,9 +197,7 @@ def test_what_has_no_content_is_not_missed(by, name):
     assert text == by(name).render(bare)
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_vl", "qwen3", "qwen3_5_think", "glm4moe", "gptoss", "gemma4_v5", "deepseekv3"]
-)
+@pytest.mark.parametrize("name", ["qwen3_vl", "glm4moe", "gptoss", "gemma4_v5", "deepseekv3"])
 def test_calls_and_their_answers(by, name):
     messages = [
         said("x"),
@@ -248,36 +208,11 @@ def test_calls_and_their_answers(by, name):
     assert "zoom" in text and "box" in text and '\\"' not in text
 
 
-@pytest.mark.parametrize("thinking", [True, False])
-def test_a_keyword_at_its_default_is_read(by, thinking):
-    asked = [said("x"), answer("y")]
-    options = {"enable_thinking": thinking}
-    by("qwen3")(asked[:1], [1], sample_id="s", template_kwargs=options)
-    by("qwen3_vl")(asked[:1], [1], sample_id="s", template_kwargs={"add_vision_id": thinking})
-    by("qwen3").render(asked, **options, add_generation_prompt=False)
-    by("qwen3").render(asked, tools=[], documents=None)
-
-
-def test_parts_of_a_row_with_all_columns(by, picture):
-    """`datasets` gives every part every key: an image of None is none."""
-    parts = [
-        {"type": "image", "image": picture(0), "text": None},
-        {"type": "text", "image": None, "text": "x"},
-    ]
-    processor = by("qwen3_vl")
-    sample = processor([user(*parts)], sample_id="s")
-    wanted = processor([user({"type": "image", "image": picture(0)}, "x")], sample_id="s")
-    assert sample == wanted and len(sample.media) == 1
-
-
 def test_thoughts_of_earlier_turns_are_a_warning(by):
     """Qwen3's template leaves them out by its own rule, as the engine's does."""
-    messages = [
-        said("x"), answer("y", reasoning_content="hm"), said("z"),
-    ]  # fmt: skip
-    with pytest.warns(
-        mp.TemplateWarning, match=r"leaves out the key 'reasoning_content' of messages\[1\]"
-    ) as caught:
+    messages = [said("x"), answer("y", reasoning_content="hm"), said("z")]
+    named = r"leaves out the key 'reasoning_content' of messages\[1\]"
+    with pytest.warns(mp.TemplateWarning, match=named) as caught:
         by("qwen3").render(messages)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -285,11 +220,10 @@ def test_thoughts_of_earlier_turns_are_a_warning(by):
         by("qwen3").render(messages[:2], add_generation_prompt=False)
 
 
-@pytest.mark.parametrize("turns", [0, 20])
-def test_a_prompt_is_rendered_once_more(by, picture, monkeypatch, turns):
+def test_a_prompt_is_rendered_once_more(by, picture, monkeypatch):
     """However many parts it has: asking costs as much as rendering, not as many times as there are parts."""
     processor = by("qwen3_vl")
-    shown = [user({"type": "image", "image": picture(k % 3)}, "x") for k in range(turns + 1)]
+    shown = [user({"type": "image", "image": picture(k % 3)}, "x") for k in range(5)]
     log = [m for prompt in shown for m in (prompt, answer("y", tool_calls=[call()]))][:-1]
     calls = []
     real = type(processor.tokenizer).apply_chat_template
@@ -341,26 +275,6 @@ def test_arguments_as_a_template_reads_them(hf):
     )
 
 
-@pytest.mark.parametrize("arguments", ['{"x": 1, "x": 2}', '{"x": [1e400]}'])
-def test_arguments_that_an_object_does_not_hold(by, hf, arguments):
-    """They stay as the model wrote them; a template that can't is named."""
-    log = [said("x"), answer("", tool_calls=[call(arguments)])]
-    assert f'"arguments": {arguments}}}' in by("qwen3_vl").render(log)
-    coded = CALLED.replace("ARGUMENTS", "c.function.arguments | tojson")
-    lost(
-        lambda: mp.wrap_processor(hf, chat_template=coded).render(log),
-        r"the key 'arguments' of tool_calls\[0\].*each key once and numbers that floats hold",
-    )
-
-
-def test_append_names_its_own_messages(by):
-    sample = by("qwen3_vl")([said("x")], [1], sample_id="s")
-    lost(
-        lambda: by("qwen3_vl").append(sample, messages=[said("y"), user("z", images=["a"])]),
-        r"'images' of messages\[1\]",
-    )
-
-
 @pytest.fixture
 def png(picture):
     out = io.BytesIO()
@@ -386,57 +300,32 @@ def test_pictures_as_people_write_them(processor, picture, png, tmp_path, hf):
         found = reader([user({"type": "image", "image": cell})], sample_id="s")
         assert found.media[0].content_hash == wanted.media[0].content_hash
         assert reader([user({"type": "image"})], sample_id="s", media=[cell]) == found
-    lost(
-        lambda: processor(
-            [user({"type": "image", "image": {"bytes": None, "path": None}})], sample_id="s"
-        ),
-        "neither bytes nor a path",
-    )
+    empty = user({"type": "image", "image": {"bytes": None, "path": None}})
+    lost(lambda: processor([empty], sample_id="s"), "neither bytes nor a path")
 
 
 @pytest.mark.parametrize(
     ("part", "match"),
     [
         ({"type": "input_image", "file_id": "file-1"}, "holds 'file_id', which mmpack can't read"),
-        ({"inline_data": {"mime_type": "image/png", "data": "AAAA"}}, "'inline_data'.*base64"),
         ({"inline_data": {"mime_type": "audio/wav", "data": "AAAA"}}, '"type": "audio", "base64"'),
         ({"type": "image", "source": {"data": "AAAA"}}, "holds no image, and 'source' is not read"),
         ({"type": "text", "text": "y", "image": "PNG"}, r"the key 'text' of content\[1\] \(of type 'image'\)"),
         ({"type": "image_url", "image_url": {"url": "data:,", "foo": 3}}, "has 'foo' beside the image"),
-        ({"type": "image_url", "image_url": {"url": "data:,", "max_pixels": 784}}, "has 'max_pixels' beside"),
         ({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}, "has the detail 'low'"),
-        ({"type": "input_image", "image_url": "data:,", "detail": "high"}, "has the detail 'high'"),
         ({"type": "image", "image": {"bytes": b"", "rotate": 90}}, "holds 'rotate' beside bytes"),
         ({"type": "input_audio", "input_audio": {"data": "AAAA", "start": 3}}, "'start' beside the audio.*cut"),
         ({"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,QQ==,QQ=="}}, "a list of JPEGs"),
         ({"type": "image_embeds", "image_embeds": "AAAA"}, "'image_embeds'"),
-        ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "'audio_embeds'"),
-        ({"type": "file", "file": {"file_id": "file-1"}}, "holds 'file'"),
         ({"type": "input_image", "image_url": "https://example.com/a.png"}, "mmpack fetches nothing"),
         ({"type": "image", "image": "PNG", "image_url": "data:,"}, "'image' and 'image_url'.*one part for each"),
         ({"type": "video", "image": "PNG"}, "of type 'video' holds 'image'"),
         ({"type": "image", "image": "PNG", "video": "PNG"}, "holds 'image' and 'video'"),
-        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "takes no audio"),
-    ],
+],
 )  # fmt: skip
 def test_media_that_cannot_be_read_are_named(processor, png, part, match):
     part = {k: png if v == "PNG" else v for k, v in part.items()}
     lost(lambda: processor([user("x", part)], sample_id="s"), match)
-
-
-def test_messages_of_another_api(processor):
-    lost(
-        lambda: processor.render([{"role": "user", "parts": []}]),
-        "content None and 'parts' instead",
-    )
-
-
-def test_a_call_that_is_no_object(processor):
-    for calls in ("[]", [3], {"name": "f"}):
-        lost(
-            lambda c=calls: processor.render([user("x"), answer("", tool_calls=c)]),
-            "has the tool_calls",
-        )
 
 
 # ---------------------------------------------------------------- turns that begin with the template's words
@@ -466,11 +355,9 @@ def test_a_template_that_opens_thinking_in_both_places(hf):
     ("name", "message"),
     [
         ("qwen3_vl", answer("Four.")),
-        ("qwen3_vl", answer("\n\nFour.")),
         ("qwen3_vl", answer([{"type": "text", "text": "Fo"}, {"type": "text", "text": "ur."}])),
         ("qwen3_vl", answer("", tool_calls=[call()])),
         ("qwen3_5_think", answer("<think>\nhm\n</think>\n\nFour.")),
-        ("qwen3_5_think", answer("Four.", reasoning_content="hm")),
         ("qwen3", answer("Four.", reasoning_content="hm")),
         ("gemma3", answer("Four.")),
     ],

@@ -1,6 +1,7 @@
 """Audio in a trace: codec ids are read, written and checked; `modality: "audio"` and packing are refused."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,6 @@ from support.samples import full_sample, make_sample
 
 import mmpack as mp
 from mmpack.schema.trace import read_trace, write_trace
-
-RFC = "tests/rfc/README.md"
 
 
 def audio(codes=((1, 2, 3), (7, 0, 2)), sizes=(4, 8), rate=12.5, **fields):
@@ -35,7 +34,7 @@ def pieces(draw):
     return audio(codes, sizes, rate, content_hash=hashed, metadata=metadata)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(pieces(), max_size=3), st.sampled_from([".jsonl", ".jsonl.zst", ".parquet"]))
 def test_codec_ids_survive(tmp_path_factory, given_pieces, suffix):
     path = tmp_path_factory.mktemp("t") / f"t{suffix}"
@@ -47,82 +46,34 @@ def test_codec_ids_survive(tmp_path_factory, given_pieces, suffix):
 
 
 @pytest.mark.parametrize(
-    ("piece", "code", "field"),
-    [
-        (audio(sizes=(4, 7)), "MM321", "codec_ids[0].codes[1][0]"),
-        (audio(sizes=(4, 8, 8)), "MM322", "codec_ids[0]"),
-        (audio(codes=np.zeros((0, 0)), sizes=()), "MM322", "codec_ids[0]"),
-        (audio(codes=np.zeros((2, 0))), "MM322", "codec_ids[0]"),
-        (audio(rate=0.0), "MM323", "codec_ids[0].frame_rate"),
-        (audio(rate=-1.0), "MM323", "codec_ids[0].frame_rate"),
-    ],
-)
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_rules(tmp_path, piece, code, field, suffix):
-    write_trace(tmp_path / f"t{suffix}", [heard(piece)])
-    for given_samples in ([heard(piece)], read_trace(tmp_path / f"t{suffix}")):
-        (problem,) = mp.validate(given_samples)
-        assert (problem.code, problem.field) == (code, field)
-
-
-@pytest.mark.parametrize(
     ("change", "code"),
     [
         (lambda piece: piece.update(codes=[[1, 2], [3]]), "MM008"),
         (lambda piece: piece.update(codes=[1, 2]), "MM003"),
-        (lambda piece: piece.update(codes=[[-1, 2]]), "MM003"),
         (lambda piece: piece.update(codes=[[0.5, 2]]), "MM003"),
-        (lambda piece: piece.update(codes=[[2**31, 2]]), "MM003"),
         (lambda piece: piece.update(frame_rate="fast"), "MM003"),
         (lambda piece: piece.pop("codec"), "MM004"),
-        (lambda piece: piece.pop("codebook_sizes"), "MM004"),
     ],
 )
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_another_structure_is_not_read(tmp_path, change, code, suffix):
+def test_another_structure_is_not_read(tmp_path, change, code):
     record = heard(audio()).to_dict()
     change(record["codec_ids"][0])
-    if suffix == ".jsonl":
-        (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    else:
-        pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        texts = {
-            k: [v if isinstance(v, str) or k == "input_ids" else json.dumps(v)]
-            for k, v in record.items()
-        }
-        pyarrow.parquet.write_table(pyarrow.table(texts), tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text(json.dumps(record))
     with pytest.raises(mp.TraceError, match=code):
-        list(read_trace(tmp_path / f"t{suffix}"))
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_ids_of_another_dtype_in_memory_are_a_problem(dtype):
-    piece = audio()
-    piece.codes = piece.codes.astype(dtype)
-    (problem,) = mp.validate(heard(piece))
-    assert (problem.code, problem.field) == ("MM003", "codec_ids[0].codes")
+        list(read_trace(tmp_path / "t.jsonl"))
 
 
 # ---- refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=100)])
+@pytest.mark.parametrize("make", [mp.pack, mp.pad, partial(mp.plan, max_tokens=100)])
 def test_no_batch_and_no_plan_leaves_audio_behind_in_silence(make):
     bare = make_sample([("text", [1]), ("response", [2])], "bare")
     with pytest.raises(mp.SchemaError, match=r"s0\.codec_ids holds 1 of audio.*MM407"):
         make([bare, heard(audio())])
     make([bare, heard()])
-
-
-@pytest.mark.parametrize("make", [mp.pack, mp.pad])
-def test_what_is_dropped_is_listed(make):
-    bare = make_sample([("text", [1]), ("response", [2])], "bare")
-    batch = make([bare, heard(audio())], on_invalid="drop")
-    assert batch.sample_ids == ["bare"] and [p.code for p in batch.dropped] == ["MM407"]
-    plan = mp.plan([bare, heard(audio())], max_tokens=100, on_invalid="drop")
-    assert [p.code for p in plan.dropped[0].problems] == ["MM407"]
+    dropped = make([bare, heard(audio())], on_invalid="drop").dropped
+    assert "MM407" in str(dropped) and len(dropped) == 1
 
 
 @pytest.mark.parametrize("place", ["media", "modality_spans"])
@@ -137,15 +88,8 @@ def test_audio_of_a_family_that_hears_none_is_refused(tmp_path, place):
     sample = full_sample()
     getattr(sample, place)[0].modality = "audio"
     assert "MM011" in {p.code for p in mp.validate(sample)}
-    for make in (mp.pack, mp.pad, lambda s: mp.plan(s, max_tokens=9999)):
-        with pytest.raises(mp.SchemaError, match="MM011"):
-            make([sample])
-
-
-def test_the_pointer_points_somewhere():
-    from pathlib import Path
-
-    assert (Path(__file__).resolve().parents[2] / RFC).is_file()
+    with pytest.raises(mp.SchemaError, match="MM011"):
+        mp.pack([sample])
 
 
 def test_no_framework_is_handed_a_sample_without_its_audio():

@@ -23,12 +23,15 @@ def letter(i: int, sample=None) -> mp.DeadLetter:
 
 
 def test_letters_come_back(tmp_path):
-    kept = full_sample("a")
+    kept, odd = full_sample("a"), make_sample([("text", [1, 2])], "odd")
+    odd.input_ids = None  # no record can hold it
     letters = [letter(0, kept), letter(1), mp.DeadLetter("MM001", "no JSON", "p", None, "{x")]
     book = mp.DeadLetters(tmp_path / "dead.jsonl")
-    book.add(letters)
-    assert list(book.read()) == letters and "dead_letter" not in kept.metadata
-    assert (len(book), book.counts, book.unwritten) == (3, {"MM505": 2, "MM001": 1}, 0)
+    book.add([*letters, letter(2, odd)])
+    *read, last = book.read()
+    assert read == letters and "dead_letter" not in kept.metadata
+    assert last.sample is None and "Sample('odd'" in last.record
+    assert (len(book), book.counts, book.unwritten) == (4, {"MM505": 3, "MM001": 1}, 0)
 
 
 def test_letters_with_samples_are_a_trace(tmp_path):
@@ -39,24 +42,11 @@ def test_letters_with_samples_are_a_trace(tmp_path):
     book = mp.DeadLetters(path)
     book.add([letter(0, good), letter(1, broken)])
     [one, two] = mp.read_trace(path)
-    assert one.metadata["dead_letter"] == {
-        "code": "MM505",
-        "reason": "reason\nof 0",
-        "place": "t.jsonl: record 0",
-    }
-    assert two.sample_id == "broken" and [x.sample for x in book.read()] == [good, broken]
+    about = {"code": "MM505", "reason": "reason\nof 0", "place": "t.jsonl: record 0"}
+    assert one.metadata["dead_letter"] == about and two.sample_id == "broken"
+    assert [x.sample for x in book.read()] == [good, broken]
     done = call_mmpack("validate", str(path), "--json")
     assert done.returncode == 1 and json.loads(done.stdout)["codes"] == {"MM202": 1}
-    assert call_mmpack("inspect", str(path)).returncode == 0
-
-
-def test_a_sample_that_no_record_can_hold_is_told_in_words(tmp_path):
-    sample = make_sample([("text", [1, 2])], "odd")
-    sample.input_ids = None
-    book = mp.DeadLetters(tmp_path / "dead.jsonl")
-    book.add(letter(0, sample))
-    [found] = book.read()
-    assert found.sample is None and "Sample('odd'" in found.record
 
 
 def test_each_name_is_written_once_by_one_and_by_others(tmp_path):
@@ -93,15 +83,13 @@ while True:
 
 def test_writers_that_are_killed(tmp_path):
     path = tmp_path / "dead.jsonl"
-    draw = random.Random(1)
-    for _ in range(3):
-        with process(str(path), program=ADDING) as one, process(str(path), program=ADDING) as two:
-            for writer in (one, two):
-                assert writer.stdout.readline() == b"ready\n"
-            size = 0
-            while not size:
-                size = path.stat().st_size if path.exists() else 0
-            [w.kill() for w in draw.sample([one, two], 2)]
+    with process(str(path), program=ADDING) as one, process(str(path), program=ADDING) as two:
+        for writer in (one, two):
+            assert writer.stdout.readline() == b"ready\n"
+        while not (path.exists() and path.stat().st_size):
+            pass
+        two.kill()
+        one.kill()
     book = mp.DeadLetters(path)
     book.add(mp.DeadLetter("MM505", "last", str(i)) for i in range(200))
     assert sorted(int(x.place) for x in book.read()) == list(range(200))
@@ -138,36 +126,21 @@ def test_a_full_disk_keeps_letters_waiting(tmp_path):
     assert done.stdout.splitlines() == expected, done.stderr
 
 
-def rotated(path, letters):
-    path.rename(path.with_suffix(".1"))
-
-
-def replaced(path, letters):
-    rotated(path, letters)
-    mp.DeadLetters(path).add(letters)
-
-
-def emptied(path, letters):
-    path.write_bytes(b"")
-
-
-def grown(path, letters):
-    """Emptied, and longer than before when its first writer comes back."""
-    emptied(path, letters)
-    mp.DeadLetters(path).add(letters)
-
-
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("change", [rotated, replaced, emptied, grown])
+@pytest.mark.parametrize("change", ["rotated", "replaced", "emptied", "grown"])
 def test_a_file_may_be_rotated_or_emptied(tmp_path, change):
     path = tmp_path / "dead.jsonl"
     book = mp.DeadLetters(path)
     book.add([letter(0), letter(1)])
     others = [letter(10 + i, full_sample(f"s{i}")) for i in range(3)]
-    change(path, others)
+    if change in ("rotated", "replaced"):
+        path.rename(path.with_suffix(".1"))
+    else:
+        path.write_bytes(b"")
+    expected = others if change in ("replaced", "grown") else []
+    mp.DeadLetters(path).add(expected)
     book.add([letter(2), letter(1), others[0]])
     book.add(letter(3))
-    expected = others if change in (replaced, grown) else []
     expected = expected + [letter(2), *([] if expected else others[:1]), letter(3)]
     assert list(mp.DeadLetters(path).read()) == expected
     assert b"\0" not in path.read_bytes() and path.read_bytes().count(b"\n") == len(expected)
@@ -177,9 +150,7 @@ CONFIG = b'{"lr": 1e-6, "path": "out", "gpus": 8}'
 TRACE = (dump_json(full_sample("a").to_dict(numpy=True)) + "\n").encode()
 
 
-@pytest.mark.parametrize(
-    "content", [CONFIG, CONFIG + b"\n", b"a\nb", TRACE, TRACE[:-1], TRACE[:50], b"\0" * 40]
-)
+@pytest.mark.parametrize("content", [CONFIG + b"\n", TRACE, TRACE[:50], b"\0" * 40])
 def test_a_file_of_anything_else_stays_as_it_is(tmp_path, content):
     path = tmp_path / "dead.jsonl"
     book = mp.DeadLetters(path)
@@ -195,17 +166,11 @@ def test_a_file_of_anything_else_stays_as_it_is(tmp_path, content):
         assert path.read_bytes().endswith(content) and book.unwritten == 1
 
 
-@pytest.mark.parametrize("kind", ["device", "pipe", "folder"])
-def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
-    path = tmp_path / "dead.jsonl"
-    if kind == "device":
-        path = "/dev/full"
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    with pytest.raises(ArgumentError, match="is no regular file"):
-        mp.DeadLetters(path)
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", "/dev/full"):
+        with pytest.raises(ArgumentError, match="is no regular file"):
+            mp.DeadLetters(path)
 
 
 def chained(error: Exception, cause: Exception) -> Exception:
@@ -218,10 +183,8 @@ def chained(error: Exception, cause: Exception) -> Exception:
     [
         (ValueError("x"), "MM505"),
         (FileNotFoundError(errno.ENOENT, "no such file"), "MM501"),
-        (OSError(errno.ENOSPC, "no space"), "MM503"),
         (chained(ArgumentError("x can't be read"), PermissionError(errno.EACCES, "no")), "MM501"),
         (BlobError("x", "MM502"), "MM502"),
-        (TraceError("x", "MM003"), "MM003"),
         (SchemaError([mp.Problem("MM109", "a", "media[0]", "differs")]), "MM109"),
     ],
 )
@@ -229,14 +192,6 @@ def test_codes_of_errors(error, code):
     made = letter_of(error, "here")
     assert made.code == code and made.reason.startswith(f"{type(error).__name__}: ")
     assert "\n" not in made.reason
-
-
-def test_a_picture_that_is_gone_is_a_file_that_is_gone(tmp_path):
-    from mmpack.processors.images import file_below
-
-    with pytest.raises(ArgumentError) as caught:
-        file_below("gone.png", tmp_path, "here")
-    assert letter_of(caught.value, "here").code == "MM501"
 
 
 # ---------------------------------------------------------------- traces with damaged records

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.samples import full_sample, kept_of, make_sample, routes_of, samples, teacher_of
+from support.samples import kept_of, make_sample, routes_of, samples, teacher_of
 
 import mmpack as mp
 from mmpack.errors import ArgumentError, TraceError
@@ -55,44 +55,27 @@ def test_logprobs_go_with_their_ids():
     assert Ragged.cat([made, made]).logprobs.tolist() == [-1.5, -0.5, -2.0] * 2
     assert made != Ragged(made.offsets, made.ids) and made != Ragged.of([[7, 3], [], [5]])
     assert Ragged.empty(2, scored=True) == Ragged.of([[], []], [[], []])
-
-
-ONE, TWO = np.array([0, 2]), np.array([1, 2], np.int32)
-
-
-def test_lists_at_their_places_among_others():
-    made = Ragged.of([[3, 7], [], [5]], [[-1.0, -2.0], [], [-0.5]])
     whole = made.spread(np.array([1, 2, 4]), 6)
     assert [x.tolist() for x in whole.lists()] == [[], [3, 7], [], [], [5], []]
     assert whole[[1, 2, 4]] == made
-    assert Ragged.empty(0).spread(np.zeros(0, int), 2) == Ragged.empty(2)
 
 
-@pytest.mark.parametrize("which", [[5], [True], ["a"], [0.5], "a", None])
-def test_lists_that_are_not_there(which):
-    with pytest.raises(ArgumentError, match="Fix: index it by a slice, indices or a mask"):
-        Ragged.of([[3, 7], [5]])[which]
+ONE, TWO = np.array([0, 2]), np.array([1, 2], np.int32)
 
 
 @pytest.mark.parametrize(
     "given",
     [
         ([0, 2], TWO),
-        (ONE, [1, 2]),
         (ONE.astype(np.int32), TWO),
-        (ONE, TWO.astype(np.int64)),
         (ONE, TWO[None]),
         (ONE, TWO, [-1.0, -2.0]),
-        (ONE, TWO, np.array([-1.0, -2.0])),
         (ONE, TWO, np.array([-1.0], np.float32)),
         (ONE, TWO, np.array([-1.0, np.nan], np.float32)),
-        (ONE, TWO, np.array([-1.0, -np.inf], np.float32)),
-        (np.array([], np.int64), TWO[:0]),
         (np.array([1, 2]), TWO),
         (np.array([0, 2, 1, 2]), TWO),
         (np.array([0, 3]), TWO),
         (ONE, -TWO),
-        (None, TWO),
     ],
 )
 def test_what_is_no_ragged(given):
@@ -105,19 +88,12 @@ def test_what_is_no_ragged(given):
     "given",
     [
         (3,),
-        ("ab",),
-        (None,),
-        ([1, 2],),
         ([[1.5]],),
-        ([["a"]],),
         ([[[1]]],),
         ([[-1]],),
-        ([[2**31]],),
         ([[1, 1]],),
         ([[1, 2]], [[-1.0]]),
-        ([[1, 2]], [[-1.0, -1.0], []]),
         ([[1]], [[float("nan")]]),
-        ([[1]], [["a"]]),
     ],
 )
 def test_what_no_ragged_is_made_of(given):
@@ -130,6 +106,9 @@ def test_parts_of_two_kinds_are_not_joined():
         Ragged.cat([Ragged.of([[1]]), Ragged.of([[1]], [[-1.0]])])
     with pytest.raises(ArgumentError, match="an integer would select one list"):
         Ragged.of([[1]])[0]
+    for which in ([5], [True], [0.5], None):
+        with pytest.raises(ArgumentError, match="Fix: index it by a slice, indices or a mask"):
+            Ragged.of([[3, 7], [5]])[which]
 
 
 @pytest.mark.parametrize(("experts", "dtype"), [(2, "uint8"), (256, "uint8"), (257, "uint16")])
@@ -144,14 +123,9 @@ def test_the_number_of_experts_decides_the_bytes(experts, dtype):
         ([[1, 2]], 8),
         ([[[1.0]]], 8),
         ([[[8]]], 8),
-        ([[[-1]]], 8),
         ([[[1], [1, 2]]], 8),
         (np.zeros((2, 0, 1), int), 8),
-        ("routes", 8),
-        (None, 8),
         ([[[1]]], 2**16 + 1),
-        ([[[1]]], 0),
-        ([[[1]]], 2.0),
     ],
 )
 def test_what_are_no_routes(values, experts):
@@ -161,7 +135,7 @@ def test_what_are_no_routes(values, experts):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("version", ["1", "2"])
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(sample=samples(sample_id="s", replay=True))
 def test_either_version_is_written_and_read(tmp_path_factory, suffix, version, sample):
     path = tmp_path_factory.mktemp("t") / f"t{suffix}"
@@ -181,11 +155,8 @@ def test_either_version_is_written_and_read(tmp_path_factory, suffix, version, s
     assert back == sample
 
 
-@pytest.mark.parametrize("version", [2, "3", "", None])
+@pytest.mark.parametrize("version", [2, "3"])
 def test_another_version_is_refused(tmp_path, version):
-    if version is None:
-        assert write_trace(tmp_path / "t.jsonl", [small()], schema_version=None) == 1
-        return
     with pytest.raises(ArgumentError, match=r"^write_trace: schema_version is .+ Fix: "):
         write_trace(tmp_path / "t.jsonl", [small()], schema_version=version)
 
@@ -215,33 +186,20 @@ def test_a_parquet_trace_of_both_versions(tmp_path):
     assert json.loads(samples[2].metadata["routed_experts"])["shape"] == [6, 2, 2]
 
 
-def test_version_1_has_its_own_columns_in_parquet(tmp_path):
-    write_trace(tmp_path / "t.parquet", [small()], schema_version="1")
-    assert not set(REPLAY) & set(pq.read_schema(tmp_path / "t.parquet").names)
-    write_trace(tmp_path / "t.parquet", [small()])
-    schema = pq.read_schema(tmp_path / "t.parquet")
-    assert schema.field("kept_ids").type == pa.list_(pa.list_(pa.int32()))
-
-
 @pytest.mark.parametrize(
     ("name", "column"),
     [
         ("kept_ids", pa.array([[1, 2]])),
         ("kept_ids", pa.array([[[1], None]])),
         ("kept_ids", pa.array([[[1, None]]])),
-        ("kept_ids", pa.array([[["a"]]])),
         ("kept_ids", pa.array(["a"])),
         ("kept_ids", pa.array([[[-1]]])),
-        ("teachers", pa.array([["t"]])),
         ("teachers", pa.array([[{"name": "t", "ids": [[1]]}]])),
         ("teachers", pa.array([[{"name": "t", "ids": [[1]], "logprobs": [None]}]])),
         ("teachers", pa.array([[{"name": "t", "ids": [[1]], "logprobs": [-1.0, -2.0]}]])),
-        ("teachers", pa.array([[{"name": None, "ids": [[1]], "logprobs": [-1.0]}]])),
         ("teachers", pa.array([[{"name": "t", "ids": [[1]], "logprobs": [-1.0]}] * 2])),
         ("teachers", pa.array([[None]], pa.list_(pa.struct([("name", pa.string())])))),
-        ("routed_experts", pa.array(["[]"])),
         ("routed_experts", pa.array([b"\x01"])),
-        ("routed_experts", pa.array([[[1]]])),
     ],
 )
 def test_a_column_of_another_kind_is_one_line(tmp_path, name, column):
@@ -252,10 +210,6 @@ def test_a_column_of_another_kind_is_one_line(tmp_path, name, column):
     with pytest.raises(TraceError, match=r"\(MM0\d\d\)\. Fix: ") as caught:
         list(read_trace(tmp_path / "t.parquet"))
     assert "\n" not in str(caught.value)
-    other = tmp_path / "other.parquet"
-    write_trace(other, [replayed()])
-    with pytest.raises(TraceError):
-        mp.compare(tmp_path / "t.parquet", other)
 
 
 def test_a_large_column_is_refused_before_it_is_decoded(tmp_path):
@@ -272,29 +226,10 @@ def test_bytes_a_token(tmp_path):
     sample = make_sample([("text", range(1000)), ("response", range(1000), 0)])
     sample.routed_experts = routes_of(sample, np.random.default_rng(0), 48, 8, 128)
     assert sample.routed_experts.nbytes / len(sample) == 384
-    plain = sample.to_dict()["routed_experts"]["base64"]
-    assert len(plain) / len(sample) == 512
-    nested = json.dumps(sample.routed_experts.tolist(), separators=(",", ":"))
-    assert len(nested) > 2.5 * len(plain)
-    sizes = {}
-    for suffix in FORMATS:
-        path = tmp_path / f"t{suffix}"
-        write_trace(path, [sample])
-        sizes[suffix] = path.stat().st_size / len(sample)
-    assert sizes[".parquet"] < 400 and sizes[".jsonl.zst"] < 410
-
-
-def test_padding_is_cut_off_routes_too():
-    sample = replayed()
-    record = sample.to_dict()
-    padded = np.concatenate([np.zeros((2, 2, 2), np.uint8), sample.routed_experts])
-    record |= {
-        "input_ids": [0, 0, *record["input_ids"]],
-        "attention_mask": [0, 0, *[1] * len(sample)],
-        "routed_experts": padded,
-    }
-    read = mp.Sample.from_dict(record)
-    assert np.array_equal(read.routed_experts, sample.routed_experts) and mp.validate(read) == []
+    assert len(sample.to_dict()["routed_experts"]["base64"]) / len(sample) == 512
+    for suffix in FORMATS[1:]:
+        write_trace(tmp_path / f"t{suffix}", [sample])
+        assert (tmp_path / f"t{suffix}").stat().st_size / len(sample) < 410
 
 
 @pytest.mark.parametrize(
@@ -304,18 +239,11 @@ def test_padding_is_cut_off_routes_too():
         ("kept_ids", Ragged.of([[1]] * 3, [[-1.0]] * 3)),
         ("teachers", {"t": Ragged.of([[1]] * 3)}),
         ("teachers", {3: Ragged.of([[1]] * 3, [[-1.0]] * 3)}),
-        ("teachers", [Ragged.of([[1]] * 3, [[-1.0]] * 3)]),
-        ("routed_experts", np.zeros((6, 2, 2))),
         ("routed_experts", np.zeros((6, 2, 2), np.int64)),
         ("routed_experts", np.zeros((6, 4), np.uint8)),
         ("routed_experts", np.zeros((5, 2, 2), np.uint8)),
-        ("routed_experts", [[[1]]]),
     ],
 )
 def test_a_field_of_another_type_is_a_problem(name, value):
     problems = mp.validate(small(**{name: value}))
     assert problems and all(p.code.startswith("MM0") and p.field.startswith(name) for p in problems)
-
-
-def test_every_field_is_counted():
-    assert set(REPLAY) <= set(full_sample().to_dict())

@@ -26,7 +26,6 @@ from mmpack.schema.spans import (
     LossSpan,
     ModalitySpan,
     ObservationSpan,
-    PointTarget,
     PolicyVersion,
     Score,
 )
@@ -69,73 +68,51 @@ def _routes(**changes: Any) -> dict[str, Any]:
 
 LINE = record()
 STRUCTURE: dict[str, list[bytes]] = {
-    "MM001": [
-        b"hello\n",
-        b"\x89PNG\r\n\x1a\n",
-        b"[1,\n",
-        b"\xef\xbb\xbf" + LINE,
-        LINE[:-1] + b"\xff}\n",
-        b"{'a': 1}\n",
-    ],
-    "MM002": [LINE[:-1], LINE + b"\n" + LINE[:50], b'{"a": "\xc3'],
+    "MM001": [b"hello\n", b"\x89PNG\r\n\x1a\n", b"\xef\xbb\xbf" + LINE, LINE[:-1] + b"\xff}\n"],
+    "MM002": [LINE + b"\n" + LINE[:50], b'{"a": "\xc3'],
     "MM003": [
         b"[]\n",
-        b"3\n",
         record(input_ids="abc"),
         record(input_ids=[1, "2"]),
         record(input_ids=[1, 2.0]),
         record(input_ids=[1, True]),
-        record(input_ids=[1, None]),
         record(input_ids=[-1]),
         record(input_ids=[2**63]),
-        record(input_ids=[2**70]),
         record(attention_mask=[2]),
         record(turn=2**31),
         record(turn=True),
-        record(turn=1.0),
         record(sample_id=3),
         record(finish_reason="tired"),
         record(media={}),
-        record(media=[None]),
         record(media=[as_record(base())["media"][0] | {"grid_thw": [1, 2**40, 2]}]),
         record(processor_fingerprint="md5:00"),
         record(kept_ids=[[1, 2], [3]]),
-        record(kept_ids={"offsets": [0, 1], "ids": [-1]}),
         record(kept_ids={"offsets": [0, 1], "ids": [1.5]}),
-        record(kept_ids={"offsets": [0, 1], "ids": [2**31]}),
-        record(kept_ids={"offsets": [0, 1], "ids": [1], "logprobs": [-1.0]}),
         record(teachers=[]),
-        record(teachers={"t": 3}),
         record(routed_experts=[[[0]]] * 19),
         record(routed_experts=_routes(dtype="int64")),
         record(routed_experts=_routes(base64="not base64")),
         record(routed_experts=_routes(base64=3)),
         record(routed_experts=_routes(shape=[19, 1, -1])),
-        record(routed_experts=_routes(more=1)),
         record(rewards=[{"name": "x", "value": "1"}]),
         record(rewards=[{"name": "x", "value": 1, "scope": "token"}]),
         record(rollout_logprobs=[-1e300] * 6),
         record(metadata=[]),
-        record(extra=2**64),
-        LINE[:-1] + b', "turn": 1' + b"0" * 5000 + b"}",
         LINE[:-1] + b', "extra": 1' + b"0" * 5000 + b"}",
-        LINE[:-1] + b', "turn": 1, "turn": 1}',
         LINE[:-1] + b', "x": [{"a": 1, "a": 2}]}',
     ],
     "MM004": [
         b"{}\n",
         record(schema_version=None),
-        record(loss_spans=None),
         record(loss_spans=[{"start": 11}]),
         record(kept_ids={"offsets": [0, 1]}),
         record(teachers={"t": {"offsets": [0, 1], "ids": [1]}}),
     ],
-    "MM005": [record(schema_version="3"), record(schema_version=1)],
+    "MM005": [record(schema_version="3")],
     "MM006": [record(family="llama"), record(family="x" * 10**6)],
     "MM007": [LINE + b"\n" + LINE],
     "MM008": [
         record(position_ids=[[0] * 19] * 2),
-        record(position_ids=[[0] * 19, [0] * 18, [0] * 19]),
         record(attention_mask=[1] * 20),
         record(screen_size=[1, 2, 3]),
         record(position_ids=[[0] * 18] * 3),
@@ -153,7 +130,6 @@ STRUCTURE: dict[str, list[bytes]] = {
         record(teachers={"t": {"offsets": [0, 1], "ids": [1], "logprobs": [float("nan")]}}),
     ],
     "MM010": [
-        b"[" * 10**6 + b"\n",
         b'{"a":' * 10**5 + b"\n",
         LINE[:-1] + b', "x": ' + b"[" * 100 + b"]" * 100 + b"}",
         LINE[:-1] + b', "x": "' + b"a" * 2**20 + b'"}',
@@ -164,7 +140,6 @@ STRUCTURE: dict[str, list[bytes]] = {
         record(kept_ids={"offsets": [1, 2], "ids": [1, 2]}),
         record(kept_ids={"offsets": [0, 2, 1, 2], "ids": [1, 2]}),
         record(kept_ids={"offsets": [], "ids": []}),
-        record(teachers={"t": {"offsets": [0, 2], "ids": [1], "logprobs": [-1.0]}}),
     ],
     "MM011": [record(media=[as_record(base())["media"][0] | {"modality": "audio"}])],
 }
@@ -332,17 +307,10 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     "MM108": ("media[0]", [_medium(num_tokens=24)]),
     "MM109": ("media[1]", [_same_key]),
     "MM110": ("modality_spans[0]", [_two_first]),
-    "MM111": (
-        "media[0]",
-        [_video, _film(frame_indices=None, frame_timestamps=(0.0, 0.1, 0.2))],
-    ),
+    "MM111": ("media[0]", [_video, _film(frame_indices=None, frame_timestamps=(0.0, 0.1, 0.2))]),
     "MM112": (
         "media[0]",
-        [
-            _medium(fps=-1.0),
-            _medium(second_per_grid_ts=-0.5),
-            _film(frame_timestamps=(-0.1, 0.2)),
-        ],
+        [_medium(fps=-1.0), _medium(second_per_grid_ts=-0.5), _film(frame_timestamps=(-0.1, 0.2))],
     ),
     "MM113": ("media[0]", [_film(frame_timestamps=(0.0,)), _film(frame_timestamps=())]),
     "MM114": (
@@ -393,6 +361,7 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             _act({"a": 1}, 14, 16),  # an observation's token too
             _act({"a": 1}, 9, 12, 0, turn=2),  # partly of the past
             _act({"a": 1}, 15, 17, 2, turn=2),
+            _act({"a": 1}, 15, 16, 1),  # where the loss of turn 0 ends
         ],
     ),
     "MM208": (
@@ -400,7 +369,6 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
         [
             _act({"kind": "fly"}),
             _act({"kind": None}),
-            _act({"kind": 3}),
             _act({"kind": "scroll"}),
             _act({"kind": "drag", "point": [1, 2]}),
             _act({"kind": "click", "point": [1, 2, 3]}),
@@ -409,8 +377,6 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
             _act({"kind": "click", "button": "side"}),
             _act({"kind": "click", "modifiers": ["ctrl", "x"]}),
             _act({"kind": "key", "keys": []}),
-            _act({"kind": "key", "keys": [""]}),
-            _act({"kind": "key", "keys": "a"}),
             _act({"kind": "wait", "seconds": -1}),
             _act({"kind": "type", "text": "\ud800"}),
             _act({"kind": "terminate", "status": "maybe"}),
@@ -467,23 +433,15 @@ RULE_BREAKS: dict[str, tuple[str, list[Callable[[Sample], None]]]] = {
     ),
     "MM307": ("position_ids", [_set("position_ids", np.full((3, 19), -1))]),
     "MM308": ("coordinate_system", [_set("bbox_targets", [BboxTarget((0.0, 0.0, 1.0, 1.0))])]),
-    "MM310": (
-        "bbox_targets[0]",
-        [_box((30.0, 0.0, 20.0, 9.0)), _box((0.0, 9.0, 20.0, 8.5))],
-    ),
+    "MM310": ("bbox_targets[0]", [_box((30.0, 0.0, 20.0, 9.0)), _box((0.0, 9.0, 20.0, 8.5))]),
     "MM311": (
         "bbox_targets[0]",
         [
             _box((0.0, 0.0, 1000.5, 9.0)),
-            _box((-1.0, 0.0, 10.0, 9.0)),
             _box((0.0, 0.0, 1.0, 1.01), "normalized_1"),
-            _box(
-                (0.0, 0.0, 84.5, 9.0), "absolute_pixels"
-            ),  # of a grid of 4 × 6 patches of 14 pixels
             _box((0.0, 0.0, 84.0, 56.5), "absolute_pixels"),
             _box((0.0, -0.5, 84.0, 56.0), "absolute_pixels", None),
             _box((0.0, 0.0, 84.5, 56.0), "absolute_pixels", None),  # in no picture
-            _box((0.0, 0.0, 641.0, 56.0), "absolute_pixels", None, screen_size=(640, 480)),
             _box((0.1, 0.2, 0.5, 1.0), "absolute_pixels"),  # fractions
             _box((0.0, 0.2, 0.5, 1.0), "normalized_1000"),
             _box((12.0, 3.0, 45.0, 56.0), "normalized_1"),  # pixels
@@ -550,16 +508,12 @@ def test_fields_of_version_2_in_a_sample_of_version_1():
 
 
 @pytest.mark.parametrize(
-    "code", [c for c in RULES if c < "MM4" and c not in {*OF_TEXT, *OVER_SAMPLES, "MM012"}]
-)
-def test_every_rule_has_a_trigger(code):
-    assert (code in STRUCTURE) != (code in RULE_BREAKS)
-
-
-@pytest.mark.parametrize(
     ("code", "i"), [(c, i) for c, cases in STRUCTURE.items() for i in range(len(cases))]
 )
 def test_structure(tmp_path, code, i):
+    assert set(RULES) - {*OF_TEXT, *OVER_SAMPLES, "MM012"} <= {c for c in RULES if c > "MM4"} | (
+        STRUCTURE.keys() ^ RULE_BREAKS.keys()
+    )
     path = tmp_path / "t.jsonl"
     path.write_bytes(STRUCTURE[code][i])
     with pytest.raises(TraceError, match=rf"\({code}\)\. Fix: .+$") as caught:
@@ -587,13 +541,10 @@ def test_rule(code, i):
     "change",
     [
         _box((0.0, 0.0, 1000.0, 1000.0)),
-        _box((5.0, 5.0, 5.5, 5.5)),
         _box((0.0, 0.0, float(np.float32(1.0) * np.float32(1.0000001)), 1.0), "normalized_1"),
         _box((0.0, 0.0, 84.0, 56.0), "absolute_pixels"),
         _box((0.0, 0.0, 640.0, 480.0), "absolute_pixels", screen_size=(640, 480)),
-        _vocabulary(151936),
         _set("processor", {"tokenizer": {"vocab_size": "many"}}),
-        _set("processor", {"tokenizer": None}),
     ],
 )
 def test_what_may_be_recorded_of_places_and_vocabularies(change):
@@ -620,12 +571,6 @@ def test_what_may_be_recorded_of_actions(change):
     assert validate(sample) == []
 
 
-def test_an_action_behind_the_loss_is_of_no_turn():
-    sample = base()
-    _act({"a": 1}, 15, 16, 1)(sample)  # where the loss of turn 0 ends
-    assert [p.code for p in validate(sample)] == ["MM207"]
-
-
 def test_a_box_that_names_no_picture_may_be_in_the_largest():
     parts = [("image", (1, 4, 6), "a"), ("image", (1, 8, 2), "b"), ("text", [2])]
     sample = make_sample(parts)
@@ -639,16 +584,6 @@ def test_a_box_that_names_no_picture_may_be_in_the_largest():
         blind = make_sample(parts, family="qwen2_5_omni")
         _box((0.0, 0.0, 9999.0, 9.0), "absolute_pixels", None)(blind)
         assert validate(blind) == []
-
-
-def test_whole_numbers_at_the_corner_are_pixels():
-    sample = make_sample([("image", (1, 4, 6), "a"), ("text", [2])])
-    for system in ("absolute_pixels", "normalized_1000"):
-        for box in ((0.0, 0.0, 1.0, 1.0), (0.5, 0.25, 1.5, 1.0)):
-            _box(box, system, 0)(sample)
-            assert validate(sample) == []
-    sample.bbox_targets, sample.point_targets = None, [PointTarget((0.49, 0.40), 0)]
-    assert [p.code for p in validate(sample)] == ["MM311"]
 
 
 def test_a_tiled_image_has_no_known_width():
@@ -666,8 +601,6 @@ def test_a_tiled_image_has_no_known_width():
     [
         {},
         {"frame_timestamps": None},
-        {"frame_indices": None},
-        {"total_frames": None},
         {"frame_indices": np.array([5, 5]), "frame_timestamps": (0.2, 0.2)},  # a policy may repeat
         {"frame_indices": np.array([4]), "frame_timestamps": (0.2,)},  # padded to a temporal patch
         {"frame_indices": None, "frame_timestamps": None, "total_frames": 0},
@@ -699,39 +632,23 @@ def test_frames_of_a_family_with_a_span_a_temporal_patch():
     assert "MM102" in [p.code for p in validate(empty)]
 
 
-def test_free_objects_hold_anything_in_memory():
-    """Pictures of a framework's own, settings by number; `write_trace` says what JSON has not."""
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        (_set("input_ids", np.arange(19, dtype=np.int32)), "MM003", "input_ids"),
+        (_set("position_ids", np.zeros((2, 19), np.int64)), "MM008", "position_ids"),
+        (_set("attention_mask", np.ones(5, np.int8)), "MM008", "attention_mask"),
+        (_set("rollout_logprobs", np.full(6, np.nan, np.float32)), "MM009", "rollout_logprobs[0]"),
+        (_medium(fps=np.nan), "MM009", "media[0].fps"),
+        (_film(frame_timestamps=(0.0, np.nan)), "MM009", "media[0].frame_timestamps[1]"),
+        (_set("costs", [Cost("r", np.inf)]), "MM009", "costs[0].value"),
+        (_box((0.0, np.nan, 1.0, 1.0)), "MM009", "bbox_targets[0].bbox[1]"),
+    ],
+)
+def test_samples_built_by_hand_are_checked_too(change, code, field):
     sample = base()
-    sample.metadata = {"a": object(), "b": [np.nan]}
-    sample.sampling = {"logit_bias": {5: -1.0}}
-    assert validate(sample) == []
-
-
-def test_samples_built_by_hand_are_checked_too():
-    for name, value, code in [
-        ("input_ids", [1, 2, 3], "MM003"),
-        ("input_ids", np.arange(19, dtype=np.int32), "MM003"),
-        ("input_ids", np.full(19, -1), "MM003"),
-        ("position_ids", np.zeros((2, 19), np.int64), "MM008"),
-        ("attention_mask", np.ones(5, np.int8), "MM008"),
-        ("rollout_logprobs", np.full(6, np.nan, np.float32), "MM009"),
-    ]:
-        sample = base()
-        setattr(sample, name, value)
-        assert [p.code for p in validate(sample)] == [code], name
-    for change, field in (
-        (_medium(fps=np.nan), "media[0].fps"),
-        (_medium(second_per_grid_ts=np.inf), "media[0].second_per_grid_ts"),
-        (_film(frame_timestamps=(0.0, np.nan)), "media[0].frame_timestamps[1]"),
-        (_set("rewards", [Score("r", np.nan)]), "rewards[0].value"),
-        (_set("costs", [Cost("r", np.inf)]), "costs[0].value"),
-        (_set("verifiers", [Score("r", -np.inf)]), "verifiers[0].value"),
-        (_box((0.0, np.nan, 1.0, 1.0)), "bbox_targets[0].bbox[1]"),
-        (_set("point_targets", [PointTarget((np.nan, 0.0))]), "point_targets[0].point[0]"),
-    ):
-        sample = base()
-        change(sample)
-        assert [(p.code, p.field) for p in validate(sample)] == [("MM009", field)]
+    change(sample)
+    assert [(p.code, p.field) for p in validate(sample)] == [(code, field)]
 
 
 class Hostile:
@@ -773,20 +690,6 @@ def test_validate_never_raises_whatever_a_field_holds(name):
     assert ("MM004" in codes) == Sample.columns()[name].required
 
 
-def test_validate_never_raises_whatever_a_record_holds():
-    sample = full_sample()
-    for name in Sample.columns():
-        records = getattr(sample, name)
-        for field in records[0].columns() if isinstance(records, list) else ():
-            kept = getattr(records[0], field)
-            for value in HANDED:
-                setattr(records[0], field, value)
-                for problem in validate(sample):
-                    assert problem.code in RULES and "\n" not in str(problem)
-            setattr(records[0], field, kept)
-    assert validate(sample) == []
-
-
 @pytest.mark.parametrize(
     ("name", "value", "code", "field"),
     [
@@ -794,19 +697,13 @@ def test_validate_never_raises_whatever_a_record_holds():
         ("rewards", 1.0, "MM003", "rewards"),
         ("rewards", [Score("r", "1")], "MM003", "rewards[0].value"),
         ("rewards", [Cost("r", 1.0)], "MM003", "rewards[0]"),
-        ("verifiers", [Cost("r", 1.0)], "MM003", "verifiers[0]"),
         ("costs", [Score("r", 1.0)], "MM003", "costs[0]"),
         ("input_ids", np.array([5, -5]), "MM003", "input_ids[1]"),
         ("input_ids", None, "MM004", "input_ids"),
         ("input_ids", np.zeros((2, 2), np.int64), "MM008", "input_ids"),
-        ("attention_mask", np.full(19, 5, np.int8), "MM003", "attention_mask[0]"),
         ("loss_spans", [(11, 15)], "MM003", "loss_spans[0]"),
         ("loss_spans", [LossSpan(11.0, 15)], "MM003", "loss_spans[0].start"),
-        ("media", None, "MM004", "media"),
-        ("sample_id", 7, "MM003", "sample_id"),
         ("family", "llama", "MM006", "family"),
-        ("schema_version", "9", "MM005", "schema_version"),
-        ("metadata", [1], "MM003", "metadata"),
     ],
 )
 def test_a_field_of_another_type_is_a_problem_and_check_says_so_in_one_line(
@@ -821,12 +718,13 @@ def test_a_field_of_another_type_is_a_problem_and_check_says_so_in_one_line(
 
 
 def test_numpy_numbers_and_tuples_are_as_good_as_ours():
+    """And free objects hold anything in memory; `write_trace` says what JSON has not."""
     sample = full_sample()
     sample.rewards = (Score("exact", np.float32(1.0)), Score("box", 1))
     sample.loss_spans[0].start = np.int32(sample.loss_spans[0].start)
-    sample.media[0].grid_thw = np.array(sample.media[0].grid_thw)
-    sample.media[1].grid_thw = list(sample.media[1].grid_thw)
-    before = sample.media[0].grid_thw
+    before = sample.media[0].grid_thw = np.array(sample.media[0].grid_thw)
+    sample.metadata = {"a": object(), "b": [np.nan]}
+    sample.sampling = {"logit_bias": {5: -1.0}}
     assert validate(sample) == []
     assert sample.media[0].grid_thw is before  # nothing is changed in place
 
@@ -841,44 +739,18 @@ def test_what_is_no_sample_is_a_problem(kind):
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
 
 
-def test_a_trace_that_ends_in_an_error_ends_in_a_problem(tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(LINE + b"\n" + LINE[:50])
-    assert [p.code for p in validate(read_trace(path))] == ["MM002"]
-
-    def failing():
-        yield base()
-        raise OSError("no such\ndisk")
-
-    (problem,) = validate(failing())
-    assert problem.code == "MM003" and "\n" not in str(problem) and "no such disk" in str(problem)
-
-
-def test_problems_name_the_place():
+def test_problems_name_the_place(tmp_path):
     sample = full_sample("line\nbreak")
     sample.modality_spans[0].stop -= 1
     problems = validate(sample)
     assert [p.code for p in problems] == ["MM101", "MM104"]
     assert problems[0].span == (4, 9) and problems[0].fix == RULES["MM101"].fix
-    assert str(problems[0]) == (
-        "'line\\nbreak'.modality_spans[0] has 5 tokens, media[0] of grid [1, 4, 6] needs 6 after "
-        f"merging (MM101). Fix: {RULES['MM101'].fix}"
+    assert str(problems[0]).startswith(
+        "'line\\nbreak'.modality_spans[0] has 5 tokens, media[0] of grid"
     )
-
-
-def test_an_error_names_file_record_and_field(tmp_path):
-    path = tmp_path / "rollout.jsonl"
-    bad = as_record(base()) | {"sample_id": "s1"}
-    bad["media"][0]["grid_thw"] = [1, 4]
-    path.write_bytes(LINE + b"\n\n" + json.dumps(bad).encode() + b"\n")
-    reader = iter(read_trace(path))
-    assert next(reader).sample_id == "s0"
-    with pytest.raises(TraceError) as caught:
-        next(reader)
-    assert str(caught.value) == (
-        f"{path}: record 3.media[0].grid_thw: expected 3 values, found 2 (MM008). "
-        f"Fix: {RULES['MM008'].fix}"
-    )
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(LINE + b"\n" + LINE[:50])
+    assert [p.code for p in validate(read_trace(path))] == ["MM002"]
 
 
 def test_many_spans_and_scores_take_no_time():

@@ -1,12 +1,11 @@
 """Small files that would decode to much are refused or stream in little memory; page walks are right."""
 
-import itertools
+import io
 import json
 import os
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,9 @@ import zstandard
 from support.samples import full_sample, make_sample
 
 from mmpack.errors import ArgumentError, TraceError
-from mmpack.schema import bounds, parquet_pages
-from mmpack.schema.jsonl import dump_json
+from mmpack.schema import parquet_pages
+from mmpack.schema.parquet_bounds import row_lengths
 from mmpack.schema.parquet_pages import read_row_groups
-from mmpack.schema.parquet_rows import row_lengths
 from mmpack.schema.plain_json import json_fault
 from mmpack.schema.rules import validate
 from mmpack.schema.trace import read_trace, write_trace
@@ -35,7 +33,7 @@ def refuse(path, code, **options) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("filler", [b"\n", b"\0", b'{"a":1}, ', b"[" * 100])
+@pytest.mark.parametrize("filler", [b"\n", b"[" * 100])
 def test_zst_bomb(tmp_path, filler):
     path = tmp_path / "t.jsonl.zst"
     compressor = zstandard.ZstdCompressor()
@@ -58,7 +56,7 @@ def test_zst_window_of_a_gigabyte(tmp_path):
     assert "memory" in refuse(path, "MM001")
 
 
-@pytest.mark.parametrize("at", [3, 100, -5, -1])
+@pytest.mark.parametrize("at", [3, 100, -1])
 def test_cut_zst(tmp_path, at):
     path = tmp_path / "t.jsonl.zst"
     write_trace(path, [full_sample(f"s{i}") for i in range(200)])
@@ -80,18 +78,15 @@ def test_parquet_that_is_none(tmp_path):
     pq.write_table(pq.read_table(path).drop_columns(["media"]), path)
     refuse(path, "MM004")
     write_trace(path, [full_sample()])
-    path.write_bytes(path.read_bytes()[:-20])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
     refuse(path, "MM001")
-
-
-def test_flipped_bits_are_found(tmp_path):
-    path = tmp_path / "t.parquet"
-    write_trace(path, [full_sample()])
-    data = bytearray(path.read_bytes())
-    column = pq.ParquetFile(path).metadata.row_group(0).column(3)
-    assert column.path_in_schema.startswith("input_ids")
-    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
-    path.write_bytes(data)
+    flipped, column = (
+        bytearray(whole),
+        pq.ParquetFile(io.BytesIO(whole)).metadata.row_group(0).column(3),
+    )
+    flipped[column.data_page_offset + column.total_compressed_size // 2] ^= 1  # of input_ids
+    path.write_bytes(flipped)
     refuse(path, "MM001")
 
 
@@ -110,7 +105,6 @@ def test_parquet_values(tmp_path):
         ("input_ids", pa.array([[1], [-1]]), "MM003", "record 2.input_ids"),
         ("input_ids", pa.array([[1.0], [2.0]]), "MM003", "record 1.input_ids"),
         ("input_ids", pa.array(["1", "2"]), "MM003", "input_ids"),
-        ("input_ids", pa.array([["1"], ["2"]]), "MM003", "input_ids"),
         ("input_ids", pa.array([[1], None]), "MM004", "record 2.input_ids"),
         (
             "position_ids",
@@ -127,10 +121,8 @@ def test_parquet_values(tmp_path):
             "record 2.rollout_logprobs[0]",
         ),
         ("media", pa.array(["[]", "["]), "MM003", "record 2.media"),
-        ("media", pa.array([[], []], pa.list_(pa.int8())), "MM003", "record 1.media"),
         ("metadata", pa.array([None, '{"a": NaN}']), "MM009", "record 2.metadata"),
         ("sample_id", pa.array(["a", "a"]), "MM007", "record 2.sample_id"),
-        ("turn", pa.array([1.5, 2.0]), "MM003", "record 1.turn"),
         ("when", pa.array([0, 1], pa.timestamp("s")), "MM003", "record 1.when"),
         ("raw", pa.array([b"\x80\x04", b""]), "MM003", "record 1.raw"),
     ]:
@@ -180,94 +172,38 @@ def peak_of_reading(path) -> tuple[int, float]:
     return int(count), float(peak)
 
 
-@pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY"])
-def test_parquet_bomb_of_one_long_string(tmp_path, encoding):
+def test_parquet_bomb_of_one_long_string(tmp_path):
     column = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * 2**20])
     path = altered(tmp_path, "group_id", column)
-    if encoding == "DELTA_BYTE_ARRAY":
-        delta = {
-            "store_schema": False,
-            "use_dictionary": False,
-            "column_encoding": {"group_id": encoding},
-        }
-        pq.write_table(pq.read_table(path), path, data_page_size=2**30, **delta)
+    delta = {"store_schema": False, "use_dictionary": False, "data_page_size": 2**30}
+    delta |= {"column_encoding": {"group_id": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(pq.read_table(path), path, **delta)
     assert path.stat().st_size < 2**20  # decodes to a gigabyte
     count, peak = peak_of_reading(path)
     assert count == 1000 and peak < 200
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["group_id", "metadata", "extra"])
-def test_parquet_bomb_of_one_text_that_all_rows_share(tmp_path, name):
-    text = "x" * 20_000_000
-    text = json.dumps({"a": text}) if name == "metadata" else text
+def test_parquet_bomb_of_one_text_that_all_rows_share(tmp_path):
+    text = json.dumps({"a": "x" * 20_000_000})
     column = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), [text])
-    path = altered(tmp_path, name, column)
+    path = altered(tmp_path, "metadata", column)
     assert path.stat().st_size < 2**21
     count, peak = peak_of_reading(path)
     assert count == 0 and peak < 400
     assert "row group 0: decodes to more than" in refuse(path, "MM010")
 
 
-@pytest.mark.parametrize("small_rows", [0, 1000])
-def test_parquet_bomb_of_a_row_of_many_ids(tmp_path, small_rows):
+def test_parquet_bomb_of_a_row_of_many_ids(tmp_path):
     path = tmp_path / "t.parquet"
-    write_trace(path, [make_sample([("text", [1])], f"s{i}") for i in range(small_rows + 1)])
-    ids = pa.array(np.broadcast_to(np.int64(1), small_rows + 10**7))
-    offsets = pa.array([*range(small_rows + 1), small_rows + 10**7], pa.int32())
+    write_trace(path, [make_sample([("text", [1])], f"s{i}") for i in range(1001)])
+    ids = pa.array(np.broadcast_to(np.int64(1), 1000 + 10**7))
+    column = pa.ListArray.from_arrays(pa.array([*range(1001), 1000 + 10**7], pa.int32()), ids)
     table = pq.read_table(path).drop_columns(["input_ids"])
-    column = pa.ListArray.from_arrays(offsets, ids)
     pq.write_table(table.append_column("input_ids", column), path)
-    del ids, column
     assert path.stat().st_size < 2**20
     count, peak = peak_of_reading(path)
     assert count == 0 and peak < 100
-    assert f"record {small_rows + 1}: is larger" in refuse(path, "MM010")
-
-
-@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_a_long_row_is_named_before_it_is_decoded(tmp_path, compression, version):
-    path = tmp_path / "t.parquet"
-    lengths = [7, 0, 150_000, 5]
-    offsets = pa.array(np.cumsum([0, *lengths]), pa.int32())
-    column = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(sum(lengths), np.int64)))
-    write_trace(path, [make_sample([("text", [1])], f"s{i}") for i in range(4)])
-    table = pq.read_table(path).drop_columns(["input_ids"]).append_column("input_ids", column)
-    pq.write_table(table, path, compression=compression, data_page_version=version)
-    assert "record 3: is larger than" in refuse(path, "MM010", max_record_bytes=2**20)
-
-
-@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_row_lengths_are_those_of_pyarrow(tmp_path, compression, version, dictionary):
-    rng = np.random.default_rng(0)
-    lengths = rng.choice([0, 1, 3, 8, 9, 64, 500], 300)
-    lists = [None if n == 1 and i % 2 else [int(n)] * n for i, n in enumerate(lengths)]
-    nested = [None if row is None else [row, [], row[:2]] for row in lists]
-    table = pa.table({"flat": lists, "deep": pa.array(nested, pa.list_(pa.list_(pa.int64())))})
-    path = tmp_path / "t.parquet"
-    pq.write_table(
-        table,
-        path,
-        compression=compression,
-        data_page_version=version,
-        use_dictionary=dictionary,
-        data_page_size=500,
-        write_batch_size=10,
-    )
-    schema = pq.ParquetFile(path).schema
-    with path.open("rb") as file:
-        ((rows, chunks),) = read_row_groups(file, "t")
-        found = [
-            row_lengths(file, chunk, rows, schema.column(i).max_repetition_level, "t")
-            for i, chunk in enumerate(chunks)
-        ]
-    entries = [[max(len(row or ()), 1) for row in lists]]  # an empty or missing list has one, too
-    entries.append([sum(max(len(r), 1) for r in row or ([],)) for row in nested])
-    for ours, wanted in zip(found, entries, strict=True):
-        assert ours.tolist() == wanted
+    assert "record 1001: is larger" in refuse(path, "MM010")
 
 
 def test_columns_that_share_pages_are_refused(tmp_path, monkeypatch):
@@ -302,9 +238,7 @@ def test_a_file_may_decode_to_so_much_in_all(tmp_path, suffix):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("suffix", "item"), [(".jsonl", "[]"), (".jsonl.zst", "{}"), (".parquet", '{"a":0}')]
-)
+@pytest.mark.parametrize(("suffix", "item"), [(".jsonl", "[]"), (".parquet", '{"a":0}')])
 def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monkeypatch):
     """Some kilobytes, and seconds of Python's JSON in each record."""
     path = tmp_path / f"t{suffix}"
@@ -316,8 +250,7 @@ def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monke
         at = table.schema.get_field_index("metadata")
         pq.write_table(table.set_column(at, "metadata", pa.array([many])), path, compression="zstd")
     else:
-        data = (json.dumps(record)[:-1] + f', "metadata": {many}}}').encode()
-        path.write_bytes(zstandard.compress(data) if suffix.endswith("zst") else data)
+        path.write_text(json.dumps(record)[:-1] + f', "metadata": {many}}}')
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda text, **kw: loads(text[: 2**20], **kw))
     assert "objects, lists and keys" in refuse(path, "MM010")
@@ -326,30 +259,9 @@ def test_a_record_of_very_many_items_is_not_parsed(tmp_path, suffix, item, monke
     assert len(list(read_trace(path, max_record_bytes=2**28))) == 1
 
 
-def test_brackets_within_texts_are_no_items(tmp_path):
-    path = tmp_path / "t.jsonl"
-    sample = make_sample([("text", [1, 2])])
-    sample.metadata = {"code": '["{:\\"' * 2**18, "n": [1] * 2**18}
-    write_trace(path, [sample])
-    assert list(read_trace(path)) == [sample]
-
-
-def test_a_file_may_have_so_many_items_in_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounds, "MAX_ITEMS", 2**12)
-    path = tmp_path / "t.jsonl.zst"
-    sample = make_sample([("text", [1, 2])])
-    sample.metadata = {"a": [[]] * 4000}
-    samples = [replace(sample, sample_id=f"s{i}") for i in range(40)]
-    write_trace(path, samples)
-    assert len(list(read_trace(path))) == 40
-    why = refuse(path, "MM010", max_record_bytes=2**17)
-    assert "objects, lists and keys in" in why and ".zst: record 33" in why
-
-
-@pytest.mark.parametrize("depth", [1, 20])
-def test_many_small_values_in_a_record_take_little_beside_themselves(depth):
-    value = {"a": [[]] * 10**6}
-    for _ in range(depth):
+def test_many_small_values_in_a_record_take_little_beside_themselves():
+    value = {"a": [[]] * 10**5}
+    for _ in range(20):
         value = {"a": value}
     tracemalloc.start()
     assert json_fault(value) is None
@@ -379,48 +291,41 @@ def test_memory_of_many_samples(tmp_path, suffix, number, bound):
     assert count == number and peak < bound
 
 
-@pytest.mark.parametrize(
-    ("compression", "version", "dictionary", "checksum"),
-    list(itertools.product(["none", "zstd"], ["1.0", "2.0"], [True, False], [True, False])),
-)
-def test_page_walk_agrees_with_pyarrow(tmp_path, compression, version, dictionary, checksum):
-    path = tmp_path / "t.parquet"
-    rng = np.random.default_rng(0)
-    rows = [
-        make_sample([("text", rng.integers(0, 10**5, 300))], f"s{i}").to_dict(numpy=True)
-        for i in range(50)
-    ]
-    table = pa.table(
-        {
-            "input_ids": [r["input_ids"] for r in rows],
-            "sample_id": [r["sample_id"] for r in rows],
-            "media": [dump_json(r["media"]) for r in rows],
-            "tags": [["a", None]] * 49 + [None],
-        }
-    )
-    pq.write_table(
-        table,
-        path,
-        row_group_size=20,
-        compression=compression,
-        data_page_version=version,
-        use_dictionary=dictionary,
-        write_page_checksum=checksum,
-        data_page_size=1000,
-        write_batch_size=10,
-    )
-    theirs = pq.ParquetFile(path).metadata
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
+@pytest.mark.parametrize(("version", "dictionary"), [("1.0", True), ("2.0", False)])
+def test_page_walk_and_row_lengths_are_pyarrows(tmp_path, compression, version, dictionary):
+    rng, path = np.random.default_rng(0), tmp_path / "t.parquet"
+    lengths = rng.choice([0, 1, 3, 8, 9, 64, 500], 300)
+    lists = [None if n == 1 and i % 2 else [int(n)] * n for i, n in enumerate(lengths)]
+    nested = [None if row is None else [row, [], row[:2]] for row in lists]
+    deep = pa.array(nested, pa.list_(pa.list_(pa.int64())))
+    texts = [["a", None]] * 299 + [None]
+    options = {"compression": compression, "data_page_version": version, "row_group_size": 120}
+    options |= {"use_dictionary": dictionary, "write_page_checksum": dictionary}
+    table = pa.table({"flat": lists, "deep": deep, "tags": texts, "id": list(map(str, range(300)))})
+    pq.write_table(table, path, data_page_size=500, write_batch_size=10, **options)
+    theirs = pq.ParquetFile(path)
     with path.open("rb") as file:
         ours = read_row_groups(file, "t")
-    assert [rows for rows, _ in ours] == [20, 20, 10]
-    for i, (_, chunks) in enumerate(ours):
-        for j, chunk in enumerate(chunks):
-            column = theirs.row_group(i).column(j)
-            assert chunk.values == column.num_values
-            assert chunk.is_nested == ("." in column.path_in_schema)
-            assert chunk.is_text == (column.physical_type == "BYTE_ARRAY")
-            assert (chunk.repeated_bytes > 0) == column.has_dictionary_page
-            assert 0 < chunk.page_bytes < column.total_uncompressed_size  # theirs counts headers
+        assert [rows for rows, _ in ours] == [120, 120, 60]
+        for i, (rows, chunks) in enumerate(ours):
+            for j, chunk in enumerate(chunks):
+                column = theirs.metadata.row_group(i).column(j)
+                assert chunk.values == column.num_values
+                assert chunk.is_nested == ("." in column.path_in_schema)
+                assert chunk.is_text == (column.physical_type == "BYTE_ARRAY")
+                assert (chunk.repeated_bytes > 0) == column.has_dictionary_page
+                assert (
+                    0 < chunk.page_bytes < column.total_uncompressed_size
+                )  # theirs counts headers
+            part = slice(120 * i, 120 * i + rows)
+            wanted = [
+                max(len(row or ()), 1) for row in lists[part]
+            ]  # an empty list has one entry, too
+            inner = [sum(max(len(r), 1) for r in row or ([],)) for row in nested[part]]
+            for chunk, entries in zip(chunks, (wanted, inner), strict=False):
+                depth = theirs.schema.column(chunks.index(chunk)).max_repetition_level
+                assert row_lengths(file, chunk, rows, depth, "t").tolist() == entries
 
 
 def test_a_lying_page_is_refused(tmp_path):
@@ -435,19 +340,7 @@ def test_a_lying_page_is_refused(tmp_path):
     assert f"has {count + 1} values, its footer says {count}" in refuse(path, "MM001")
 
 
-def test_a_line_of_json_that_is_no_object(tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_text(json.dumps([1]) + "\n")
-    assert "expected an object, found an array of 1" in refuse(path, "MM003")
-
-
-def test_paths_that_are_no_traces(tmp_path):
-    for path in (tmp_path / "no.jsonl", tmp_path, tmp_path / "trace.json"):
-        with pytest.raises(TraceError, match=r"\(MM001\)"):
-            read_trace(path)
-
-
-@pytest.mark.parametrize("path", [3, None, b"t.jsonl", "a\0.jsonl"])
+@pytest.mark.parametrize("path", [3, b"t.jsonl", "a\0.jsonl"])
 def test_what_is_no_path(path):
     with pytest.raises(ArgumentError, match=r"read_trace: .* is not a path. Fix: "):
         read_trace(path)
@@ -455,7 +348,7 @@ def test_what_is_no_path(path):
         write_trace(path, [])
 
 
-@pytest.mark.parametrize("samples", [3, None, full_sample()], ids=["3", "none", "one"])
+@pytest.mark.parametrize("samples", [3, full_sample()], ids=["3", "one"])
 def test_what_are_no_samples(tmp_path, samples):
     with pytest.raises(ArgumentError, match=r"samples is .*, expected Samples\. Fix: pass"):
         write_trace(tmp_path / "t.jsonl", samples)
@@ -463,6 +356,9 @@ def test_what_are_no_samples(tmp_path, samples):
 
 
 def test_folders_that_may_not_be_read_and_files_that_are_gone(tmp_path, monkeypatch):
+    for wrong in (tmp_path, tmp_path / "trace.json"):
+        with pytest.raises(TraceError, match=r"\(MM001\)"):
+            read_trace(wrong)
     path = tmp_path / "t.jsonl"
     write_trace(path, [full_sample()])
     reader = read_trace(path)

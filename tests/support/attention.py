@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -53,15 +54,34 @@ def gradients(function, q, k, v, grad):
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
-def by_weights(q, k, v, until, scale=None):
-    """softmax of all scores under the dense rule, in the dtype of q: [B, T, heads, d]."""
-    at = torch.arange(q.shape[2], device=q.device)
-    seen = (at[None] <= at[:, None]) & (at[:, None] < until.view(-1, 1, q.shape[2]))
+def sees(until):
+    """bool [B or 1, T, T]: what row q (of visible_until alone) sees of row k."""
+    until = torch.atleast_2d(until)
+    at = torch.arange(until.shape[1], device=until.device)
+    return (at[None] <= at[:, None]) & (at[:, None] < until[:, None])
+
+
+def within(lengths):
+    """bool [1, T, T]: rows of one sequence."""
+    own = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return (own[:, None] == own)[None]
+
+
+def dense(q, k, v, seen, scale=None):
+    """softmax of all scores that are `seen`, in the dtype of q: [B, T, heads, d], and log-sum-exp [B, heads, T]."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    weights = torch.softmax(scores.masked_fill(~seen[:, None], -torch.inf), -1)
-    return (weights @ v).transpose(1, 2)
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    return (torch.softmax(scores, -1) @ v).transpose(1, 2), torch.logsumexp(scores, -1)
+
+
+def with_lse(function, q, k, v, grad, weight):
+    """Of a function that returns both: output, log-sum-exp, and gradients to q, k, v of both at once."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = function(*leaves)
+    found = torch.autograd.grad((out, lse), leaves, (grad.to(out.dtype), weight.to(lse.dtype)))
+    return [out.detach(), lse.detach(), *found]
 
 
 def in_sequence(queries, keys, causal=True, window=None):
@@ -122,6 +142,50 @@ def stand_in(name, **functions):
     return made
 
 
+def packages_on_the_cpu(patch, calls):
+    """flash-attn and flash-attn-4 by their own signatures, by explicit softmax; `calls`: what they were told."""
+
+    def told(name, q, cu_q, cu_k, *sizes):
+        longest = [int(cu.diff().max()) for cu in (cu_q, cu_k)]
+        assert list(sizes) == longest
+        calls.append((name, q.shape[-1]))
+        return cu_q.tolist(), cu_k.tolist()
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+        softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+        deterministic=False, return_attn_probs=False, block_table=None,
+    ):  # fmt: skip
+        cu = told("flash_attn", q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        seen = of_window((window_size[0], 0 if causal else window_size[1]))
+        out, lse = one_sequence_after_the_other(q, k, v, *cu, softmax_scale, **seen)
+        return (out, lse, None) if return_attn_probs else out
+
+    def options(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, **rest):
+        cu = told("flash_attn_4", q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        left = rest.get("window_size_left")
+        return cu, {"causal": causal, "window": None if left is None else left + 1}
+
+    def forward(q, k, v, *, softmax_scale, return_lse, **rest):
+        cu, seen = options(q, **rest)
+        found = one_sequence_after_the_other(q, k, v, *cu, softmax_scale, **seen)
+        return *found, None, None, None
+
+    def backward(q, k, v, out, dout, lse, *, softmax_scale, deterministic, **rest):
+        cu, seen = options(q, **rest)
+        assert {x.shape[-1] for x in (k, v, out, dout)} == {q.shape[-1]}
+        return gradients_in_turn(q, k, v, dout, *cu, **seen, scale=softmax_scale)
+
+    interface = stand_in("interface", _flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    first = stand_in("flash_attn", flash_attn_varlen_func=flash_attn_varlen_func)
+    for name, module in (
+        ("flash_attn", first),
+        ("flash_attn.cute", stand_in("flash_attn.cute")),
+        ("flash_attn.cute.interface", interface),
+    ):
+        patch.setitem(sys.modules, name, module)
+
+
 def run_varlen_on_the_cpu(library: torch.library.Library) -> None:
     """Give torch's varlen op a kernel on the CPU, for as long as `library` lives: causal, bottom-right, or not."""
 
@@ -135,7 +199,9 @@ def run_varlen_on_the_cpu(library: torch.library.Library) -> None:
 
     def backward(grad, q, k, v, out, lse, cu_q, cu_k, *rest):
         (window,) = (x for x in rest if isinstance(x, list))
-        return gradients_in_turn(q, k, v, grad, cu_q.tolist(), cu_k.tolist(), **of_window(window))
+        scale = next((x for x in rest if isinstance(x, float)), None)
+        cu = cu_q.tolist(), cu_k.tolist()
+        return gradients_in_turn(q, k, v, grad, *cu, **of_window(window), scale=scale)
 
     torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward, lib=library)
     torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward, lib=library)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from support.tiny_models import tiny_qwen2_5_vl
 
-from mmpack.adapters.transformers import load_checkpoint
+from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.vllm import VllmEngine
 from mmpack.demo.qwen_processor import qwen_vl_processor
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
 from mmpack.ops.logprobs.support import Support
 
 
@@ -47,38 +44,3 @@ def values(logits: Tensor, targets: Tensor, support: Support) -> tuple[Tensor, T
     full = torch.log_softmax(restrict(logits, support), -1)
     terms = torch.where(full.isfinite(), full.exp() * full.clamp(min=-1e30), 0.0)
     return full.gather(1, targets[:, None])[:, 0], -terms.sum(-1)
-
-
-def from_hidden(
-    factors: list[Tensor],
-    targets: Tensor,
-    rows: Tensor,
-    support: Support,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor, list[Tensor], float]:
-    """Logprobs, entropies, float64 leaves of hidden, weight and bias, and the largest |logit| of all lists."""
-    leaves = [x.detach().double().requires_grad_() for x in factors]
-    z = leaves[0][rows] @ leaves[1].T + leaves[2]
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
-    kept = restrict(z.detach(), support)
-    peak = float(kept[kept.isfinite()].abs().max()) / temperature
-    return *values(z / temperature, targets, support), leaves, peak
-
-
-def step(
-    factors: list[Tensor],
-    targets: Tensor,
-    rows: Tensor,
-    support: Support,
-    up: Tensor,
-    **options: Any,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The op with `up` [2, N] coming in: logprobs, entropies, gradients to hidden, weight and bias."""
-    leaves = [x.clone().requires_grad_() for x in factors]
-    lp, h = linear_selected_logprobs(
-        leaves[0], leaves[1], targets, rows, leaves[2], entropy=True, support=support, **options
-    )
-    (lp @ up[0] + h @ up[1]).backward()
-    return lp.detach(), h.detach(), [x.grad for x in leaves]

@@ -16,6 +16,12 @@ def device_of_kernels(backend: str = "triton") -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
+def running(path: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Force ops to "torch", on the CPU, or to "triton": on a GPU if there is one, else interpreted."""
+    monkeypatch.setenv("MMPACK_BACKEND", path)
+    return torch.device("cpu") if path == "torch" else device_of_kernels()
+
+
 def chosen(op: Op, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Where Triton's kernels run; `op` is forced to its own."""
     device = device_of_kernels()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch.nn import functional
 
 # Depth 4, an empty segment with a child, segments of one row and of more than two chunks.
@@ -20,9 +21,14 @@ def rows_of(offsets: list[int], parents: list[int]) -> list[list[int]]:
     return paths
 
 
-def chain_of(lengths: list[int]) -> tuple[list[int], list[int]]:
-    """Offsets and parents of a chain."""
-    return [0, *np.cumsum(lengths).tolist()], list(range(-1, len(lengths) - 1))
+@st.composite
+def forests(draw, most, lengths):
+    """Offsets and parents of up to `most` segments."""
+    parents, sizes = [], []
+    for g in range(draw(st.integers(1, most))):
+        parents.append(draw(st.integers(-1, g - 1)))
+        sizes.append(draw(lengths))
+    return [0, *np.cumsum(sizes).tolist()], parents
 
 
 def inputs(rows: int, heads: tuple[int, int], dims: tuple[int, int], seed: int = 0, **options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,20 +24,6 @@ VARIABLES = {
     "MMPACK_BACKEND": "The backend of every op, by name.",
     "MMPACK_ATTENTION": "The backend of attention, by name.",
 }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale")
-    args = parser.parse_args()
-    text = page()
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if args.check:
-        print(f"{PAGE} is stale. Fix: python tests/support/manual.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
 
 
 def page() -> str:
@@ -97,4 +82,6 @@ def roff(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from generated import keep
+
+    sys.exit(keep(__doc__, "tests/support/manual.py", {PAGE: page()}))

@@ -2,6 +2,7 @@
 
 import io
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,3 +39,9 @@ def run_tutorial(file: Path) -> tuple[subprocess.CompletedProcess[str], float]:
     done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -5,37 +5,16 @@ The order is that of the layers in pyproject.toml, the text that of each room's 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 import tomllib
 from pathlib import Path
 
+from generated import between, keep
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: tests/support/rooms.py -->\n", "<!-- /rooms -->\n"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 if the table is stale")
-    args = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    head, begin, rest = before.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        print(
-            f"{PAGE} has lost its marks. Fix: add {BEGIN.strip()} … {END.strip()}", file=sys.stderr
-        )
-        return 1
-    after = head + BEGIN + table() + END + tail
-    if after == before:
-        return 0
-    if args.check:
-        print(f"{PAGE} is stale. Fix: python tests/support/rooms.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(after, encoding="utf-8")
-    return 0
 
 
 def table() -> str:
@@ -62,4 +41,5 @@ def rooms() -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    page = between(PAGE, BEGIN, END, table())
+    sys.exit(keep(__doc__, "tests/support/rooms.py", {PAGE: page}))

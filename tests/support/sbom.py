@@ -30,8 +30,7 @@ def main() -> int:
         python = Path(folder) / "bin" / "python"
         run(python, "-m", "pip", "install", "--quiet", wheel)
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
-        made = (
-            sys.executable,
+        made = [
             "-m",
             "cyclonedx_py",
             "environment",
@@ -39,8 +38,16 @@ def main() -> int:
             "1.6",
             "--output-format",
             "JSON",
+        ]
+        run(
+            sys.executable,
+            *made,
+            "--output-reproducible",
+            "--validate",
+            "--output-file",
+            target,
+            python,
         )
-        run(*made, "--output-reproducible", "--validate", "--output-file", target, python)
     text = target.read_text(encoding="utf-8").replace(f"{dist.as_uri()}/", "")  # where it was built
     target.write_text(text, encoding="utf-8")
     parts = {part["name"]: part for part in json.loads(text)["components"]}

@@ -5,10 +5,11 @@ It writes the column of docs/adapters.md, and the line `Run with …` in the doc
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
+
+from generated import between, keep
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adapters.md"
@@ -19,15 +20,15 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "sglang": {"sglang": ["sglang", "transformers"]},
     "transformers": {"transformers-*": ["transformers"], "": ["transformers"]},
     "torch": {"": ["torch"]},
-    "tensordict": {"plane": ["tensordict"]},
-    "transfer_queue": {"plane": ["TransferQueue"]},
-    "ray": {"plane": ["ray"]},
+    "tensordict": {"together": ["tensordict"]},
+    "transfer_queue": {"together": ["TransferQueue"]},
+    "ray": {"together": ["ray"]},
     "datasets": {"": ["datasets"]},
-    "trl": {"": ["trl", "transformers"], "deepspeed": ["deepspeed"]},
+    "trl": {"": ["trl", "transformers"], "together": ["deepspeed"]},
     "verl": {"verl": ["verl", "transformers"]},
     "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},
-    "renderers": {"renderers": ["renderers"]},
-    "trackio": {"logging": ["trackio"]},
+    "renderers": {"together": ["renderers"]},
+    "trackio": {"together": ["trackio"]},
     "prime_rl": {},
     "skyrl": {},
     "vime": {},
@@ -39,22 +40,9 @@ NO_PACKAGE = {  # none on the index that an environment could pin
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 if a file is stale")
-    args = parser.parse_args()
-    stale = {path: text for path, text in wanted().items() if path.read_text("utf-8") != text}
-    for path, text in stale.items():
-        if args.check:
-            print(f"{path} is stale. Fix: python tests/support/tried_with.py", file=sys.stderr)
-        else:
-            path.write_text(text, encoding="utf-8")
-    return int(args.check and bool(stale))
-
-
 def wanted() -> dict[Path, str]:
     """The text that each file should have."""
-    out = {PAGE: page(PAGE.read_text(encoding="utf-8"))}
+    out = {PAGE: page()}
     for adapter in TRIED:
         path = module(adapter)
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -78,7 +66,7 @@ def docstring_line(adapter: str) -> str:
 
 
 def tried_with(adapter: str) -> str:
-    """Packages and versions; several of one package as `transformers 5.8.1, 5.17.0`."""
+    """Packages and versions; several of one package as `transformers 5.8.1, 5.19.0`."""
     found: dict[str, set[str]] = {}
     for name, packages in TRIED[adapter].items():
         files = sorted((ROOT / "constraints").glob(f"{name}.txt")) if name else [None]
@@ -103,13 +91,10 @@ def pinned(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==(\S+)", "\n".join(lines), re.MULTILINE))
 
 
-def page(before: str) -> str:
+def page() -> str:
     """The page, with the second column of the table between the marks made anew."""
-    head, begin, rest = before.partition(BEGIN)
-    table, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{PAGE} has lost its marks. Fix: add {BEGIN.strip()} … {END.strip()}")
-    return head + BEGIN + "".join(map(row, table.splitlines(keepends=True))) + END + tail
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    return between(PAGE, BEGIN, END, "".join(map(row, table.splitlines(keepends=True))))
 
 
 def row(line: str) -> str:
@@ -123,4 +108,4 @@ def row(line: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(keep(__doc__, "tests/support/tried_with.py", wanted()))

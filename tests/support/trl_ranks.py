@@ -64,14 +64,6 @@ def join(rank: int, port: int, **settings: str) -> None:
     )  # fmt: skip
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def assert_one_process(checkpoint: Path, folder: Path, start: dict[str, torch.Tensor]) -> None:
     """What `run` saved of the ranks, against stock TRL in one process with all rows."""
     saved = torch.load(folder / "ranks.pt")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForImageTextToText
 
+from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.trl import MmpackGRPO
 from mmpack.demo.datasets import load_exercises
 from mmpack.demo.qwen_processor import qwen_vl_processor
@@ -87,3 +90,19 @@ def assert_same_steps(stock: Any, packed: Any, before: Any) -> None:
     for name, parameter in stock:
         moved = (parameter - start[name]).norm()
         assert (parameter - own[name]).norm() <= 1e-4 * moved + 1e-7, name
+
+
+def assert_it_is_its_own(model: Any, never: Any) -> None:
+    """`generate`, a forward with a mask and a cache, and both of a deep copy, as of a model that mmpack never saw."""
+    ids = torch.tensor([[1, 2, 3, 4], [151643, 151643, 5, 6]])
+    given = {"input_ids": ids, "attention_mask": (ids != 151643).long()}
+    never.load_state_dict(model.state_dict())
+    never.eval()
+    for own in (model, copy.deepcopy(model)):
+        assert not is_attached(own)
+        assert "mmpack" not in own.config.vision_config._attn_implementation
+        own.eval()
+        kwargs = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 151643} | given
+        with torch.no_grad():
+            assert torch.equal(own.generate(**kwargs), never.generate(**kwargs))
+            assert torch.equal(own(**given).logits, never(**given).logits)

@@ -2,13 +2,10 @@
 
 import dataclasses
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from support.recorded_trees import parents, routes_of, trees
 from support.trajectories import episode, joined, screen, shot
 
-from mmpack.errors import ArgumentError
 from mmpack.trajectory import Turn, branches, to_samples
 
 
@@ -59,27 +56,6 @@ def test_an_answer_that_was_rendered_anew():
     assert str(branch).endswith("(1 of its answer): 2 ids of the history are not in the context")
 
 
-def test_a_window_and_a_context_that_was_cut_short():
-    branch = parting(([1, 20, 21, 22, 4], [5, 6]), [1, 7, 4, 5, 6, 8])
-    assert (branch.kind, branch.position, branch.removed, branch.put) == ("fork", 1, 3, 1)
-    branch = parting(([1, 2, 3], [4, 5]), [1, 2])
-    assert (branch.kind, branch.position, branch.removed, branch.put) == ("fork", 2, 3, 0)
-
-
-def test_the_turn_whose_answer_it_was():
-    turns = [Turn([1, 2], [3, 4]), Turn([1, 2, 3, 4, 5], [6]), Turn([1, 2, 3, 40, 5, 6, 7], [8])]
-    branch = branches(episode(turns))[2]
-    assert (branch.other, branch.position, branch.answer) == (1, 3, (0, 1))
-    assert str(branch).startswith("turn 2 parts from turn 1 at token 3 (1 of the answer of 0): ")
-
-
-def test_the_history_that_comes_back_is_the_one_that_is_named():
-    """The second turn was sampled again, on a history that was written anew: its old answer is not missing."""
-    turns = [Turn([1, 2], [3, 4, 5, 6]), Turn([1, 2, 3, 4, 5, 6, 8], [9])]
-    branch = branches(episode([*turns, Turn([1, 2, 3, 45, 6, 8], [9])]))[2]
-    assert (branch.other, branch.position, branch.removed, branch.put) == (0, 3, 2, 1)
-
-
 def test_another_picture_is_another_context():
     """Equal ids: the two part where the first of its tokens stands."""
     context = screen([1, 2], shot("a0"))
@@ -122,14 +98,3 @@ def test_parents_are_those_of_plain_tuples(turns):
             assert context[start : start + len(rest)] == rest
         if b.kind == "sibling":
             assert context == other.context_ids.tolist()
-
-
-def test_what_is_no_trajectory():
-    with pytest.raises(ArgumentError, match=r"^branches: trajectory is of type list, .+ Fix: "):
-        branches([Turn([1], [2])])
-
-
-def test_a_branch_is_json():
-    branch = parting(([1, 2], [3, 4]), [1, 2, 3, 5])
-    assert branch.to_dict()["answer"] == [0, 1] and branch.to_dict()["position"] == 3
-    assert np.asarray(branch.position).dtype.kind == "i" and type(branch.position) is int

@@ -9,8 +9,8 @@ from support.trajectories import episode, grown
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
-from mmpack.schema.spans import Cost, Score
-from mmpack.trajectory import Turn, group_index, to_samples, trajectory_groups, trajectory_index
+from mmpack.schema.spans import Score
+from mmpack.trajectory import group_index, to_samples, trajectory_groups, trajectory_index
 
 
 def made(counts, merge=False):
@@ -48,20 +48,6 @@ def test_a_trajectory_counts_once_whatever_its_samples(counts, random):
             assert value == pytest.approx(rewards[sample.trajectory_id] - np.mean(peers), abs=1e-6)
 
 
-def test_by_sample_a_long_trajectory_would_count_ten_times():
-    """What goes wrong without: the mean over samples is another number."""
-    samples = made([10, 1, 1, 1])
-    groups = trajectory_groups(samples)
-    assert len(groups) == 4 and len(samples) == 13
-    index = torch.tensor(group_index(samples))
-    rewards = torch.tensor(groups.rewards)[groups.trajectory_index]
-    counted_ten_times = mp.group_advantages(rewards, index, kind="dr_grpo")
-    once = mp.group_advantages(
-        torch.tensor(groups.rewards), torch.tensor(groups.group_index), kind="dr_grpo"
-    )[groups.trajectory_index]
-    assert once[0] == pytest.approx(-1.0) and counted_ten_times[0] == pytest.approx(-2 / 11)
-
-
 def test_by_step_each_step_is_compared_with_the_same_step_of_others():
     samples = made([3, 1, 2])
     assert [(s.trajectory_id, s.turn) for s in samples] == [
@@ -81,53 +67,3 @@ def test_samples_without_a_trajectory_are_one_each():
     groups = trajectory_groups(samples, {"task": 2.0})
     assert groups.trajectory_ids == ["e0/0", "e1/0"] and groups.rewards.tolist() == [0.0, 2.0]
     assert trajectory_index([]).tolist() == [] and len(trajectory_groups([])) == 0
-
-
-def test_costs_and_verifiers_never_enter():
-    turns = [Turn([1], [2], costs=[Cost("c", 9.0)], verifiers=[Score("v", 9.0)])]
-    assert trajectory_groups(to_samples(episode(turns))).rewards.tolist() == [0.0]
-
-
-def test_what_is_wrong_is_refused():
-    samples = made([1, 1])
-    samples[1].trajectory_id = "e0"
-    for call in (trajectory_index, group_index, trajectory_groups):
-        with pytest.raises(ArgumentError, match="trajectory 'e0' is in the groups"):
-            call(samples)
-    with pytest.raises(ArgumentError, match="by is 'turn'"):
-        group_index(samples, by="turn")
-    with pytest.raises(ArgumentError, match="weights is of type list"):
-        trajectory_groups(made([1]), ["task"])
-    with pytest.raises(ArgumentError, match=r"weights\['task'\] is nan"):
-        trajectory_groups(made([1]), {"task": float("nan")})
-    with pytest.raises(
-        ArgumentError,
-        match="weights name 'tsk', which no reward has, and leave out 'format', 'task'",
-    ):
-        trajectory_groups(made([1]), {"tsk": 1.0})
-    with pytest.raises(ArgumentError, match="weights name nothing"):
-        trajectory_groups(made([1]), {})
-    for wrong, says in (
-        (Cost("c", 1.0), "expected Score"),
-        (Score("s", float("nan")), "is nan, expected a finite number"),
-    ):
-        (broken,) = made([1])
-        broken.rewards = [wrong]
-        with pytest.raises(ArgumentError, match=says):
-            trajectory_groups([broken])
-    with pytest.raises(ArgumentError, match="expected a list of Samples"):
-        trajectory_index(samples[0])
-    bare = made([1])[0]
-    bare.turn = bare.loss_spans[0].turn = None
-    with pytest.raises(ArgumentError, match="has no turn"):
-        group_index([bare], by="step")
-
-
-def test_no_reward_is_lost_or_nan_in_silence():
-    samples = made([1])
-    samples[0].rewards = [Score("task", float("nan"))]
-    with pytest.raises(ArgumentError, match=r"reward 'task' .* is nan.* Fix: "):
-        trajectory_groups(samples)
-    samples[0].rewards = [Score("task", 1.0)]
-    with pytest.raises(ArgumentError, match=r"weights name 'tsak'.* Fix: "):
-        trajectory_groups(samples, {"tsak": 1.0})

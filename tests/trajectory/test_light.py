@@ -20,23 +20,3 @@ print([n for n in ("torch", "transformers") if n in sys.modules])
 def test_the_room_is_numpy_only():
     result = run_python(CODE)
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
-
-
-def test_readers_of_records_need_neither():
-    code = """
-import sys
-import mmpack.adapters.prime_rl, mmpack.adapters.skyrl
-print([n for n in ("torch", "transformers") if n in sys.modules])
-"""
-    assert run_python(code).stdout.strip() == "[]"
-
-
-def test_every_public_name_resolves_after_its_module_was_loaded():
-    """No module bears the name of a function, which it would hide."""
-    code = """
-import pkgutil, importlib, mmpack.trajectory as t
-modules = {m.name for m in pkgutil.iter_modules(t.__path__)}
-assert not modules & set(t.__all__), modules & set(t.__all__)
-print(all(callable(getattr(t, n)) for n in t.__all__))
-"""
-    assert run_python(code).stdout.strip() == "True"

@@ -32,25 +32,6 @@ def test_the_same_loss_in_two_samples_is_named(merge):
         assert found == [("MM213", "e/0-again", f"loss_spans[{k}]") for k in range(3)]
 
 
-def test_turns_of_producers_that_count_each_sample_from_0():
-    """`processor` calls the only turn of a sample 0; `Sample.turn` says which it is."""
-    per_turn = to_samples(episode(grown(3)), merge=False)
-    for sample in per_turn:
-        sample.loss_spans[0].turn = 0
-    assert codes(per_turn) == []
-    copied = dataclasses.replace(per_turn[1], sample_id="copy")
-    assert codes([*per_turn, copied]) == [("MM213", "copy", "loss_spans[0]")]
-
-
-def test_a_retry_may_say_the_same_and_other_pictures_are_another_context():
-    one, two, _ = grown(3)
-    assert codes(to_samples(episode([one, two, two]))) == []
-    media = [dataclasses.replace(two.media[0], cache_key="0" * 64), *two.media[1:]]
-    seen = to_samples(episode([one, two]), merge=False)
-    other = to_samples(episode([one, dataclasses.replace(two, media=media)]), merge=False)[1]
-    assert codes([*seen, *renamed([other], "-other")]) == []
-
-
 def test_two_groups(tmp_path):
     samples = [
         s

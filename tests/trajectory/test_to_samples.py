@@ -17,9 +17,9 @@ from support.trajectories import (
 )
 
 import mmpack as mp
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.errors import ArgumentError
 from mmpack.schema.spans import ActionSpan, Cost, ObservationSpan, PolicyVersion, RegionSpan, Score
-from mmpack.trajectory import Trajectory, Turn, from_samples, pieces, to_samples, truncate
+from mmpack.trajectory import Turn, from_samples, pieces, to_samples, truncate
 
 
 def of_turns(samples):
@@ -28,7 +28,7 @@ def of_turns(samples):
 
 
 @given(trajectories(silent=True))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_each_sampled_token_is_loss_once_after_what_the_policy_saw(trajectory):
     expected = scored_of_turns(trajectory.turns)
     for merge in (True, False):
@@ -44,7 +44,7 @@ def test_each_sampled_token_is_loss_once_after_what_the_policy_saw(trajectory):
 
 
 @given(trajectories(silent=True))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_samples_are_read_back_as_the_turns_they_came_of(trajectory):
     expected = scored_of_turns(trajectory.turns)
     for merge in (True, False):
@@ -104,15 +104,6 @@ def test_what_does_not_go_on_begins_a_sample():
     ]
 
 
-def test_one_other_picture_is_another_context():
-    """Equal ids do not make a context equal: the key of a screenshot differs."""
-    one, two, _ = grown(3)
-    other = dataclasses.replace(two.media[0], cache_key="f" * 64)
-    changed = dataclasses.replace(two, media=[other, *two.media[1:]])
-    assert of_turns(to_samples(episode([one, two]))) == [[0, 1]]
-    assert of_turns(to_samples(episode([one, changed]))) == [[0], [1]]
-
-
 def test_a_branch_goes_on_from_the_longest_turn_and_only_one_may_join():
     root, left, right = Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 3], [5])
     leaf = Turn([1, 2, 3, 5, 6], [7])
@@ -142,13 +133,8 @@ def test_scores_are_counted_once_and_by_turn():
         samples = to_samples(trajectory, merge=merge)
         assert mp.validate(samples) == []
         held = [(s.name, s.value) for sample in samples for s in sample.rewards or ()]
-        assert sorted(held) == [
-            ("box", 1.0),
-            ("shaped", 2.0),
-            ("step", 0.25),
-            ("step", 0.5),
-            ("task", 1.0),
-        ]
+        twice = [("step", 0.25), ("step", 0.5), ("task", 1.0)]
+        assert sorted(held) == [("box", 1.0), ("shaped", 2.0), *twice]
         # the second turn is in the first sample, or its own
         own = samples[0 if merge else 1]
         assert Score("step", 0.5, {"turn": 1}) in own.rewards
@@ -159,15 +145,6 @@ def test_scores_are_counted_once_and_by_turn():
         assert again.rewards == [Score("task", 1.0)]
         assert [s.value for t in again.turns for s in t.rewards or ()] == [2.0, 0.5, 1.0, 0.25]
         assert to_samples(again, merge=merge)[0].rewards[0].scope == {"turn": 0}
-
-
-def test_media_come_once_with_the_pixels_that_any_turn_has():
-    one, two, _ = grown(3)
-    pixels = np.ones((8, 1176), np.float32)
-    two.media[0] = dataclasses.replace(two.media[0], pixel_values=pixels)
-    for merge in (True, False):
-        samples = to_samples(episode([one, two]), merge=merge)
-        assert all(s.media[0].pixel_values is pixels for s in samples)
 
 
 def test_what_came_back_last_is_kept_where_asked():
@@ -209,75 +186,6 @@ def test_a_placeholder_that_the_policy_sampled_stands_for_no_medium():
     assert {p.code for p in mp.validate(samples)} == {"MM104", "MM203"}
 
 
-def test_wrong_turns_are_refused():
-    ids, media = screen([1], shot("a0"))
-    with pytest.raises(LayoutError, match=r"'e' turn 1: .*media are \[\]"):
-        to_samples(episode([Turn([1], [2]), Turn(ids, [2])]))
-    bad = [
-        ({"context_ids": [], "response_ids": [1]}, "context_ids is empty"),
-        ({"context_ids": [1.5], "response_ids": [1]}, "context_ids is of shape"),
-        ({"context_ids": [-1], "response_ids": [1]}, "below 0 at 0"),
-        ({"context_ids": "text", "response_ids": [1]}, "context_ids is of type str"),
-        ({"context_ids": [[1], [1, 2]], "response_ids": [1]}, "not an array"),
-        ({"context_ids": [True], "response_ids": [1]}, "dtype bool"),
-        ({"context_ids": [1], "response_ids": None}, "response_ids is None"),
-        ({"context_ids": [1], "response_ids": [1], "logprobs": [float("nan")]}, "is nan"),
-        (
-            {"context_ids": [1], "response_ids": [1], "logprobs": [-1, -2]},
-            r"expected numbers \[1\]",
-        ),
-        ({"context_ids": [1], "response_ids": [1], "media": ids}, r"media\[0\] is"),
-        ({"context_ids": [1], "response_ids": [1], "source": "moon"}, "source is 'moon'"),
-        ({"context_ids": [1], "response_ids": [1], "finish_reason": "tired"}, "finish_reason"),
-        ({"context_ids": [1], "response_ids": [1], "observation_media": media}, "without"),
-        ({"context_ids": [1], "response_ids": [1], "loss_spans": [mp.LossSpan(0, 1)]}, "within"),
-        (
-            {"context_ids": [1], "response_ids": [1], "rewards": [Score("a", 1.0, {"turn": 0})]},
-            "scope",
-        ),
-        ({"context_ids": [1], "response_ids": [1], "rewards": [1.0]}, r"rewards\[0\]"),
-        (
-            {"context_ids": [1], "response_ids": [1], "rewards": [mp.Cost("c", 1.0)]},
-            "expected Score",
-        ),
-        ({"context_ids": [1], "response_ids": [1], "costs": [Score("c", 1.0)]}, "expected Cost"),
-    ]
-    for fields, message in bad:
-        with pytest.raises(ArgumentError, match=message) as caught:
-            Turn(**fields)
-        assert "Fix: " in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ArgumentError, match="family is 'llama'"):
-        Trajectory("e", "g", "llama", [])
-    with pytest.raises(ArgumentError, match=r"turns\[0\] is None"):
-        Trajectory("e", "g", "qwen2_vl", [None])
-    with pytest.raises(ArgumentError, match="trajectory_id is of type int"):
-        Trajectory(3, "g", "qwen2_vl", [])
-    with pytest.raises(ArgumentError, match="belongs to turn 0, but there are 0"):
-        to_samples(Trajectory("e", "g", "qwen2_vl", [], rewards=[Score("a", 1.0)]))
-    with pytest.raises(ArgumentError, match="belongs to turn 5"):
-        to_samples(episode([Turn([1], [2])], rewards=[Score("a", 1.0, {"turn": 5})]))
-    with pytest.raises(ArgumentError, match="expected Trajectory"):
-        to_samples([])
-    with pytest.raises(ArgumentError, match="merge is of type str"):
-        to_samples(episode([]), merge="yes")
-    assert to_samples(episode([])) == []
-
-
-def test_samples_that_are_no_turns_are_refused():
-    (sample,) = to_samples(episode(grown(2)))
-    with pytest.raises(ArgumentError, match="no loss spans"):
-        from_samples([dataclasses.replace(sample, loss_spans=[], rollout_logprobs=None)])
-    other = dataclasses.replace(sample, sample_id="x", group_id="another")
-    with pytest.raises(ArgumentError, match="differ in group_id"):
-        from_samples([sample, other])
-    odd = dataclasses.replace(sample, position_ids=np.zeros((3, len(sample)), np.int64))
-    with pytest.raises(ArgumentError, match=r"position_ids .*token 1"):
-        from_samples([odd])
-    two = [dataclasses.replace(sample, sample_id=str(k), rewards=[Score("a", 1.0)]) for k in "ab"]
-    with pytest.raises(ArgumentError, match="belongs to more than one turn"):
-        from_samples(two)
-
-
 def test_thought_and_action_are_kinds_of_loss():
     """Loss spans of a turn say what its tokens are, and which carry none."""
     start = 2
@@ -298,29 +206,6 @@ def test_thought_and_action_are_kinds_of_loss():
     assert to_samples(again) == [sample]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_through_a_trace_file(tmp_path, suffix):
-    turns = grown(3)
-    turns[1].metadata = {"seen": "menu"}
-    window = Turn([1, 2, 9], [8], logprobs=[-1])
-    trajectory = episode([*turns, window], rewards=[Score("task", 1.0)], metadata={"app": "mail"})
-    for merge in (True, False):
-        samples = to_samples(trajectory, merge=merge)
-        path = tmp_path / f"{merge}{suffix}"
-        mp.write_trace(path, samples)
-        (again,) = from_samples(list(mp.read_trace(path)))
-        assert to_samples(again, merge=merge) == samples
-        assert again.metadata == {"app": "mail"} and again.turns[1].metadata == {"seen": "menu"}
-
-
-def test_metadata_of_each_sample_is_kept():
-    samples = to_samples(episode([Turn([1], [2]), Turn([3], [4])], metadata={"app": "mail"}))
-    samples[1].metadata["engine"] = "b"
-    (again,) = from_samples(samples)
-    assert again.metadata == {"app": "mail"}
-    assert [t.metadata for t in again.turns] == [{}, {"engine": "b"}]
-
-
 def test_the_score_of_an_episode_is_where_its_last_loss_token_is():
     """The engine's last answer was empty, and its context rewritten: no token there takes a score."""
     turns = [Turn([1, 2], [3]), Turn([1, 9], [])]
@@ -332,30 +217,8 @@ def test_the_score_of_an_episode_is_where_its_last_loss_token_is():
     assert [s.value for s in back.rewards] == [1.0] and back.turns[0].rewards is None
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong", "says"),
-    [
-        ("rewards", Cost("c", 1.0), "Score"),
-        ("verifiers", Cost("c", 1.0), "Score"),
-        ("costs", Score("s", 1.0), "Cost"),
-        ("rewards", 1.0, "Score"),
-    ],
-)
-def test_scores_are_of_their_type_from_the_first(field, wrong, says):
-    with pytest.raises(ArgumentError, match=rf"Turn: {field}\[0\] is .*expected {says}\."):
-        Turn([1], [2], **{field: [wrong]})
-    with pytest.raises(ArgumentError, match=rf"Trajectory: {field}\[0\] is .*expected {says}\."):
-        episode([], **{field: [wrong]})
-
-
-def test_a_branch_between_other_turns_keeps_its_place():
-    turns = [Turn([1], [2]), Turn([1, 2, 3], [4]), Turn([1, 2, 5], [6]), Turn([1, 2, 3, 4, 7], [8])]
-    (back,) = from_samples(to_samples(episode(turns)))
-    assert [t.response_ids.tolist() for t in back.turns] == [[2], [4], [6], [8]]
-
-
 @pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("silent", [0, 1, 2])
+@pytest.mark.parametrize("silent", [0, 2])
 def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, silent):
     """Through samples, a trace file, packs, and back: nothing is counted anew, and no score is lost."""
     turns = [
@@ -369,11 +232,10 @@ def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, si
     )
     samples = to_samples(episode(turns, rewards=[Score("task", 10.0)]), merge=merge)
     assert mp.validate(samples) == []
-    mp.write_trace(tmp_path / "t.jsonl", samples)
-    mp.write_trace(tmp_path / "t.parquet", samples)
-    assert list(mp.read_trace(tmp_path / "t.jsonl")) == samples
-    assert list(mp.read_trace(tmp_path / "t.parquet")) == samples
-    (again,) = from_samples(mp.read_trace(tmp_path / "t.jsonl"))
+    path = tmp_path / ("t.jsonl" if merge else "t.parquet")
+    mp.write_trace(path, samples)
+    assert list(mp.read_trace(path)) == samples
+    (again,) = from_samples(mp.read_trace(path))
     assert len(again.turns) == 3 and again.turns[silent].loss_spans == []
     for one, two in zip(turns, again.turns, strict=True):
         assert two.response_ids.tolist() == one.response_ids.tolist()

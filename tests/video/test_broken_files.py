@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import resource
 import struct
 import subprocess
@@ -43,18 +44,13 @@ def refused(data, match):
     ("data", "match"),
     [
         (b"", "is empty"),
-        (b"hello, world" * 100, "can't be read"),
         (bytes(10_000), "can't be read"),
         (b"\x89PNG\r\n\x1a\n" + bytes(1000), "can't be read"),
         (b"#EXTM3U\n#EXTINF:9,\n/etc/hostname\n", "can't be read"),
-        (b"ffconcat version 1.0\nfile '/etc/hostname'\n", "can't be read"),
     ],
 )
 def test_not_a_video(data, match):
     refused(data, match)
-
-
-def test_sound_only():
     refused(sound_only(), "holds no video stream, only: audio")
 
 
@@ -82,10 +78,7 @@ class Pipe(io.BytesIO):
 
 def streamed(frames, container):
     file = Pipe()
-    with (
-        av.open(io.BytesIO(clip(frames))) as source,
-        av.open(file, "w", format=container) as out,
-    ):
+    with av.open(io.BytesIO(clip(frames))) as source, av.open(file, "w", format=container) as out:
         stream = out.add_stream_from_template(source.streams.video[0])
         for packet in source.demux():
             if packet.size:
@@ -110,39 +103,25 @@ CUTS = {
 
 
 @pytest.mark.parametrize("container", CUTS)
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.6, 0.95])
 def test_cut(container, share):
     whole = CUTS[container]()
     assert probe(whole).total_frames == 60
     refused(whole[: int(len(whole) * share)], "cut|can't be read")
 
 
-def test_an_flv_cut_between_two_tags():
-    """Its metadata count its bytes, unless it was streamed."""
+def test_cuts_between_two_tags_and_files_that_were_streamed():
+    """An FLV's metadata count its bytes, unless it was streamed; an ASF's data then has the length of a header."""
     whole = CUTS["flv"]()
     cut = whole[: -4 - int.from_bytes(whole[-4:])]
     refused(cut, f"the file has {len(cut)} of {len(whole)} bytes")
-    assert probe(streamed(60, "flv")).total_frames == 60
-
-
-def test_an_avi_that_was_streamed():
-    whole = clip(60, container="avi")
-    assert probe(whole[:4] + b"\xff" * 4 + whole[8:]).total_frames == 60
-
-
-def test_an_asf_that_was_streamed():
-    """Its data has the length of a header."""
-    whole = bytearray(CUTS["asf"]())
-    header = int.from_bytes(whole[16:24], "little")
-    whole[header + 16 : header + 24] = (50).to_bytes(8, "little")
-    assert probe(bytes(whole)).total_frames == 60
-
-
-@pytest.mark.parametrize(
-    "data", [b"FLV", b"OggS", b"\x30\x26\xb2\x75" * 8, b"FLV" + b"\xff" * 99, b"G" * 377]
-)
-def test_headers_alone(data):
-    refused(data, "cut|can't be read")
+    avi, asf = clip(60, container="avi"), bytearray(CUTS["asf"]())
+    header = int.from_bytes(asf[16:24], "little")
+    asf[header + 16 : header + 24] = (50).to_bytes(8, "little")
+    for data in (streamed(60, "flv"), avi[:4] + b"\xff" * 4 + avi[8:], bytes(asf)):
+        assert probe(data).total_frames == 60
+    mpegts = CUTS["mpegts"]()  # a cut between two packets can't be known
+    assert probe(mpegts[: len(mpegts) // 2 // 188 * 188]).total_frames < 60
 
 
 def test_mpegts_cut_within_its_last_picture():
@@ -150,7 +129,7 @@ def test_mpegts_cut_within_its_last_picture():
     whole = noise(40)
     pictures = decode(whole, range(40))
     counts = {"right": 0, "refused": 0}
-    for stop in range(len(whole) // 188 // 4, len(whole) // 188, 9):
+    for stop in range(len(whole) // 188 // 4, len(whole) // 188, 15):
         cut = whole[: stop * 188]
         try:
             found = decode(cut, range(probe(cut).total_frames))
@@ -160,28 +139,6 @@ def test_mpegts_cut_within_its_last_picture():
             assert np.array_equal(found, pictures[: len(found)])
             counts["right"] += 1
     assert min(counts.values()) > 1, counts
-
-
-def test_a_cut_between_two_packets_of_mpegts_can_not_be_known():
-    whole = clip(60, container="mpegts")
-    half = whole[: len(whole) // 2 // 188 * 188]
-    assert probe(half).total_frames < probe(whole).total_frames == 60
-
-
-def test_cut_with_its_index_in_front():
-    """FFmpeg reads such a file as if it were shorter."""
-    data = _front(clip(60))
-    assert probe(data).total_frames == len(decode(data, range(60))) == 60
-    refused(data[: len(data) // 2], r"of \d+ bytes.*cut")
-
-
-def test_a_stream_that_begins_midway():
-    """Subtitles of an FLV, in their first tag: FFmpeg makes a stream of them, of which PyAV does not know."""
-    text = b"\2\0\nonTextData\x08\0\0\0\1\0\4text\2\0\2hi\0\0\x09"
-    tag = b"\x12" + len(text).to_bytes(3) + (5000).to_bytes(3) + bytes(4) + text
-    video = clip(60, container="flv", sound=True)
-    assert probe(video).total_frames == 60
-    refused(video + tag + len(tag).to_bytes(4), "one of its streams begins midway")
 
 
 @pytest.mark.parametrize("container", ["matroska", "flv"])
@@ -201,22 +158,12 @@ def test_intra_refresh():
         decode(data, [0, 58])
 
 
-def test_no_frames():
-    data = clip(2)
-    at = data.index(b"stsz") + 12
-    for table in (b"stsz", b"stts", b"ctts", b"stsc", b"stco", b"stss"):
-        if table in data:
-            at = data.index(table) + (12 if table == b"stsz" else 8)
-            data = data[:at] + bytes(4) + data[at + 4 :]
-    refused(data, "no frame|can't be read|holds no video")
-
-
 @pytest.mark.parametrize("codec", CODECS)
 def test_random_damage(codec):
     """A damaged file gives its frames or a named error; nothing else, and not late."""
     rng, data = random.Random(codec), clip(codec=codec)
     outcomes = {"read": 0, "refused": 0}
-    for _ in range(60):
+    for _ in range(25):
         broken = bytearray(data)
         for _ in range(rng.choice((1, 3, 30))):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
@@ -233,7 +180,7 @@ def test_random_damage(codec):
             assert "Fix: pass " in str(error) or "Fix: encode " in str(error)
             outcomes["refused"] += 1
         assert time.monotonic() - start < 20
-    assert outcomes["refused"] >= 5
+    assert outcomes["refused"] >= 3
 
 
 # ---- headers that promise gigabytes --------------------------------------------------------------
@@ -242,17 +189,6 @@ def test_random_damage(codec):
 def _patched(data, box, offset, value):
     at = data.index(box) + 4 + offset
     return data[:at] + struct.pack(">I", value) + data[at + 4 :]
-
-
-def _front(data):
-    """The same MP4 with its index in front; its one table of offsets is moved along."""
-    at, media = data.index(b"moov") - 4, data.index(b"mdat") - 4
-    moov = data[at : at + int.from_bytes(data[at : at + 4])]
-    table = moov.index(b"stco") + 8
-    count = int.from_bytes(moov[table : table + 4])
-    offsets = np.frombuffer(moov, ">u4", count, table + 4) + len(moov)
-    moved = moov[: table + 4] + offsets.astype(">u4").tobytes() + moov[table + 4 + 4 * count :]
-    return data[:media] + moved + data[media:at]
 
 
 def _same_sizes(data, count):
@@ -270,15 +206,13 @@ def _frames_in_fragments(count):
 
 
 BOMBS = {
-    "two billion frames": (lambda: _same_sizes(clip(4), 0x7FFFFFFF), "its header counts"),
-    "a hundred million frames": (lambda: _same_sizes(clip(4), 100_000_000), "its header counts"),
-    "times of a billion frames": (lambda: _patched(clip(4), b"stts", 8, 1 << 30), "its header counts"),
-    "a table larger than its box": (lambda: _patched(clip(4), b"stts", 4, 1 << 30), "more than it holds"),
-    "fragments of frames without bytes": (lambda: _frames_in_fragments(170_000_000), "its header counts"),
-    "a box beyond the end": (lambda: clip(4) + struct.pack(">I4s", 0x7FFFFFFF, b"moov"), "the file has"),
-    "a compressed header": (lambda: clip(4) + struct.pack(">I4sI4s", 16, b"moov", 8, b"cmov"), "is compressed"),
-    "65,500 × 65,500 pixels": (lambda: _huge("h264", 65500), "^read$|pixels|can't be read"),
-    "16,384 × 16,384 pixels": (lambda: _huge("h264", 16384), "^read$|pixels|can't be read"),
+        "two billion frames": (lambda: _same_sizes(clip(4), 0x7FFFFFFF), "its header counts"),
+        "times of a billion frames": (lambda: _patched(clip(4), b"stts", 8, 1 << 30), "its header counts"),
+        "a table larger than its box": (lambda: _patched(clip(4), b"stts", 4, 1 << 30), "more than it holds"),
+        "fragments of frames without bytes": (lambda: _frames_in_fragments(170_000_000), "its header counts"),
+        "a box beyond the end": (lambda: clip(4) + struct.pack(">I4s", 0x7FFFFFFF, b"moov"), "the file has"),
+        "a compressed header": (lambda: clip(4) + struct.pack(">I4sI4s", 16, b"moov", 8, b"cmov"), "is compressed"),
+        "65,500 × 65,500 pixels": (lambda: _huge("h264", 65500), "^read$|pixels|can't be read"),
 }  # fmt: skip
 
 
@@ -323,16 +257,5 @@ def test_bombs(name, tmp_path):
     )
     *lines, grown = run.stdout.splitlines()
     assert run.returncode == 0, run.stderr
-    if (
-        "16,384" not in name
-    ):  # the stream itself knows better than the header, and FFmpeg goes by the stream
-        assert all(__import__("re").search(match, line) for line in lines), lines
+    assert all(re.search(match, line) for line in lines), lines
     assert len(lines) == 2 and int(grown) < 200  # MiB
-
-
-def test_the_bombs_go_off_without_a_guard():
-    """FFmpeg by itself believes the table of a small file: what the guard is for."""
-    data = _same_sizes(clip(4), 2_000_000)
-    with av.open(io.BytesIO(data)) as container:
-        assert container.streams.video[0].frames == 2_000_000
-    refused(data, "its header counts 2000000 frames")

@@ -1,28 +1,21 @@
 """Damage that a decoder may not report, fields, several streams, pipes, full disks: an error, or the same pixels."""
 
-import errno
 import io
 import os
 import random
 import resource
+import shutil
 import threading
 from contextlib import contextmanager
-from fractions import Fraction
-from types import SimpleNamespace
-from unittest import mock
 
 import av
 import numpy as np
 import pytest
 from support.marked_clips import clip, numbers_of, picture, with_hidden_frames
-from support.process import run_mmpack
 
 from mmpack.errors import ArgumentError, BackendError, VideoError
 from mmpack.video import FrameCache, decode, probe
-from mmpack.video.backends import pyav
-from mmpack.video.files.container import Opened
 from mmpack.video.files.interlaced import may_be_interlaced
-from mmpack.video.files.packets import Packets
 
 FRAMES = 30
 
@@ -48,7 +41,7 @@ def outcome(data, frames=range(FRAMES)):
 def test_damaged_hevc_is_refused_or_the_same_at_each_call():
     data = clip(FRAMES, "hevc", size=(256, 192), gop=15)
     clean, seen = decode(data, range(FRAMES)), {"refused": 0, "read": 0}
-    for seed in range(25):
+    for seed in range(12):
         broken = flipped(data, seed)
         first = outcome(broken)
         seen["refused" if first is None else "read"] += 1
@@ -75,48 +68,14 @@ def same_with_any_threads(data, frames, flips, tries, damaged):
                 seen.append(b"")
         assert len(set(seen)) == 1
         read += seen[0] != b""
-    assert read > 5
-
-
-def test_damaged_vp8_has_the_same_pixels_with_any_threads():
-    file = io.BytesIO()
-    with av.open(file, "w", format="webm") as out:
-        stream = out.add_stream("libvpx", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 256, 192, "yuv420p"
-        for n in range(FRAMES):
-            frame = av.VideoFrame.from_ndarray(picture(n, (256, 192)), "rgb24")
-            out.mux(stream.encode(frame.reformat(format="yuv420p")))
-        out.mux(stream.encode())
-    video = file.getvalue()
-    same_with_any_threads(video, 15, 8, 40, (len(video) // 8, len(video)))
+    assert read > 2
 
 
 def test_damage_in_hidden_pictures_gives_the_same_pixels_with_any_threads():
     """FFmpeg drops hidden pictures and does not report which were broken; later ones refer to them."""
     video = with_hidden_frames(20, gop=30)
     start = video.index(b"mdat")
-    same_with_any_threads(video, 10, 3, 60, (start + 2000, start + len(video) // 2))
-
-
-def test_a_broken_picture_without_a_time_is_called_so():
-    """A stream of one packet without a pts, whose picture the decoder calls corrupt."""
-    broken = SimpleNamespace(is_corrupt=True, pts=None, time=float("nan"))
-    packet = SimpleNamespace(size=1, pts=None, dts=0)
-    stream = SimpleNamespace(decode=lambda packet: [broken])
-    container = SimpleNamespace(seek=lambda *args, **kw: None, demux=lambda stream: iter([packet]))
-    packets = Packets(
-        pts=None,
-        times=np.zeros(1, np.int64),
-        durations=np.zeros(1, np.int64),
-        keyframes=np.ones(1, bool),
-        shown=np.ones(1, bool),
-        time_base=Fraction(1, 25),
-        named=False,
-    )
-    video = Opened(container, stream, "video 'a'")
-    with pytest.raises(VideoError, match="a picture is broken") as caught:
-        pyav.decode(b"", video, packets, np.array([0]), threads=1)
-    assert "nan" not in str(caught.value)
+    same_with_any_threads(video, 10, 3, 25, (start + 2000, start + len(video) // 2))
 
 
 # ---- what named backends would get wrong ---------------------------------------------------------
@@ -152,9 +111,8 @@ def two_streams():
         {"x264-params": "tff=1:cqm=jvt"},
     ],
 )
-@pytest.mark.parametrize("container", ["mp4", "matroska"])
-def test_fields_are_seen_in_the_header(options, container):
-    data = clip(4, options=options, container=container)
+def test_fields_are_seen_in_the_header(options):
+    data = clip(4, options=options, container="matroska")
     with av.open(io.BytesIO(data)) as file:
         (stream,) = file.streams.video
         extradata = stream.codec_context.extradata
@@ -221,41 +179,22 @@ def test_a_cache_keeps_what_each_library_decoded(tmp_path):
 # ---- files that are none, disks that are full ----------------------------------------------------
 
 
-@pytest.fixture
-def pipe(tmp_path):
+def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "clip.mp4")
-    return tmp_path / "clip.mp4"
+    done = []
 
+    def run(call):
+        with pytest.raises(ArgumentError, match=r"is not a file .*Fix: pass a file, or its bytes"):
+            call(tmp_path / "clip.mp4")
+        done.append(call)
 
-def test_a_pipe_is_not_waited_for(pipe):
     for call in (probe, lambda path: decode(path, [0])):
-        done = []
-
-        def run(call=call, done=done):
-            with pytest.raises(
-                ArgumentError, match=r"is not a file .*Fix: pass a file, or its bytes"
-            ):
-                call(pipe)
-            done.append(True)
-
-        thread = threading.Thread(target=run, daemon=True)
+        thread = threading.Thread(target=run, args=(call,), daemon=True)
         thread.start()
         thread.join(20)
-        assert done
+        assert done[-1:] == [call]
     with pytest.raises(ArgumentError, match="is not a file"):
         probe("/dev/zero")
-
-
-def test_frames_of_a_pipe(pipe):
-    result = run_mmpack("frames", pipe, "--policy", "vllm")
-    assert result.returncode == 2 and "is not a file" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-def test_a_lost_folder_of_locks_costs_no_sample(tmp_path):
-    cache = FrameCache(tmp_path, 1 << 28)
-    (tmp_path / "locks").rmdir()
-    assert numbers_of(decode(clip(), [4], cache=cache)) == [4]
 
 
 @contextmanager
@@ -269,46 +208,27 @@ def files_of_at_most(count):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@contextmanager
-def no_room_to_move():
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch.object(os, "replace", side_effect=full):
-        yield
-
-
-@pytest.mark.parametrize(
-    ("disk", "why"),
-    [(lambda: files_of_at_most(4096), "File too large"), (no_room_to_move, "No space left")],
-    ids=["write", "replace"],
-)
-def test_a_full_disk_costs_no_sample(tmp_path, disk, why):
+def test_a_full_disk_costs_no_sample(tmp_path):
     cache, data = FrameCache(tmp_path, 1 << 28), clip()
-    with disk():
-        with pytest.warns(RuntimeWarning, match=rf"{why}.*Fix: make room"):
+    with files_of_at_most(4096):
+        with pytest.warns(RuntimeWarning, match=r"File too large.*Fix: make room"):
             assert numbers_of(decode(data, [4], cache=cache)) == [4]
         assert numbers_of(decode(data, [5], cache=cache)) == [5]  # and warns no more
     assert cache.stats.unwritten == 2
     assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*.frames"))
+    shutil.rmtree(tmp_path / "locks")  # nor does a lost folder of locks
+    assert numbers_of(decode(data, [4], cache=cache)) == [4]
 
 
-@pytest.mark.parametrize("kind", ["gif", "mpeg", "y4m"])
-def test_other_formats_are_told_which_are_read(kind):
+def test_other_formats_are_told_which_are_read():
     file = io.BytesIO()
-    codec, name, pix_fmt = {
-        "gif": ("gif", "gif", "rgb8"),
-        "mpeg": ("mpeg1video", "mpeg", "yuv420p"),
-        "y4m": ("wrapped_avframe", "yuv4mpegpipe", "yuv420p"),
-    }[kind]
-    with av.open(file, "w", format=name) as out:
-        stream = out.add_stream(codec, rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, pix_fmt
+    with av.open(file, "w", format="gif") as out:
+        stream = out.add_stream("gif", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "rgb8"
         for n in range(4):
             frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), 40 * n, np.uint8), "rgb24")
-            out.mux(stream.encode(frame.reformat(format=pix_fmt)))
+            out.mux(stream.encode(frame.reformat(format="rgb8")))
         out.mux(stream.encode())
-    with pytest.raises(
-        VideoError, match=r"Fix: pass a whole file of MP4, QuickTime, Matroska.* or IVF"
-    ):
+    match = r"Fix: pass a whole file of MP4, QuickTime, Matroska.* or IVF"
+    with pytest.raises(VideoError, match=match):
         probe(file.getvalue())
-    with pytest.raises(VideoError, match="Fix: pass a whole video file"):
-        probe(b"\x1a\x45\xdf\xa3" + bytes(100))

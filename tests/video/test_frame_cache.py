@@ -46,7 +46,7 @@ def test_other_frames_or_another_video_are_other_entries(tmp_path, decodes):
     assert len(decodes) == 4 and cache.stats.hits == 0
 
 
-@pytest.mark.parametrize("harm", ["cut", "longer", "flipped", "empty", "no head", "other key"])
+@pytest.mark.parametrize("harm", ["cut", "longer", "flipped", "empty", "other key"])
 def test_a_broken_file_is_decoded_anew_and_counted(tmp_path, decodes, harm):
     cache = FrameCache(tmp_path, 10**7)
     want = decode(clip(), [4], cache=cache)
@@ -58,9 +58,7 @@ def test_a_broken_file_is_decoded_anew_and_counted(tmp_path, decodes, harm):
     elif harm == "flipped":
         data[-1] ^= 1
     else:
-        data = {"cut": data[:-5], "longer": data + b"x", "empty": b"", "no head": bytes(len(data))}[
-            harm
-        ]
+        data = {"cut": data[:-5], "longer": data + b"x", "empty": b""}[harm]
     path.write_bytes(data)
     np.testing.assert_array_equal(decode(clip(), [4], cache=cache), want)
     assert cache.stats.broken == 1
@@ -82,12 +80,6 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert sum(p.stat().st_size for p in tmp_path.glob("*.frames")) <= 3 * SIZE
 
 
-def test_what_is_larger_than_the_cache_is_not_kept(tmp_path):
-    cache = FrameCache(tmp_path, SIZE)
-    assert numbers_of(decode(clip(), [1, 2], cache=cache)) == [1, 2]
-    assert not list(tmp_path.glob("*.frames"))
-
-
 def test_leftovers_of_dead_processes_go(tmp_path):
     old, new = tmp_path / "a.part", tmp_path / "b.part"
     for path in (old, new):
@@ -97,32 +89,20 @@ def test_leftovers_of_dead_processes_go(tmp_path):
     assert not old.exists() and new.exists()
 
 
-def test_errors_are_not_kept(tmp_path):
-    cache = FrameCache(tmp_path, 10**7)
-    for _ in range(2):
-        with pytest.raises(VideoError):
-            decode(b"no video at all", [0], cache=cache)
-    assert not list(tmp_path.glob("*.frames"))
-
-
 def test_folders(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ArgumentError, match=r"can't write to .*Fix: "):
         FrameCache(tmp_path / "file" / "below", 1)
-    with pytest.raises(ArgumentError, match="max_bytes is 0"):
-        FrameCache(tmp_path, 0)
-    for size in ("x", None, float("nan"), True):
-        with pytest.raises(ArgumentError, match=r"max_bytes is .*expected int"):
+    for size in (0, "x", float("nan"), True):
+        with pytest.raises(ArgumentError, match="max_bytes is "):
             FrameCache(tmp_path, size)
     with pytest.raises(ArgumentError, match="folder is None"):
         FrameCache(None, 1)
-
-
-def test_a_folder_where_an_entry_should_be(tmp_path):
-    cache = FrameCache(tmp_path, 10**7)
-    (tmp_path / f"{'0' * 64}.frames").mkdir()
-    with pytest.raises(ArgumentError, match=r"^FrameCache: can't read .*Fix: [^\n]*$"):
-        cache.frames("0" * 64, lambda: np.zeros((1, 2, 2, 3), np.uint8))
+    cache = FrameCache(tmp_path / "small", SIZE)
+    assert numbers_of(decode(clip(), [1, 2], cache=cache)) == [1, 2]  # larger than the cache
+    with pytest.raises(VideoError):
+        decode(b"no video at all", [0], cache=cache)
+    assert not list((tmp_path / "small").glob("*.frames"))
 
 
 def _work(folder, seed, decoded, results, start):

@@ -1,7 +1,6 @@
 """`probe`: what a file says of itself, against how it was made."""
 
 import hashlib
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -22,14 +21,10 @@ def test_codecs(codec):
     assert info.content_key == hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.parametrize("container", ["mp4", "matroska"])
-@pytest.mark.parametrize("rotation", [90, 180, 270])
+@pytest.mark.parametrize(("container", "rotation"), [("mp4", 90), ("mp4", 180), ("matroska", 270)])
 def test_sizes_are_upright(rotation, container):
     info = probe(clip(rotation=rotation, container=container))
     assert (info.width, info.height, info.rotation) == (128, 96, rotation)
-
-
-def test_a_mirrored_picture_is_refused():
     with pytest.raises(VideoError, match="mirrors"):
         probe(clip(2, mirrored=True))
 
@@ -51,17 +46,12 @@ def test_times(container, times, variable):
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts", "avi"])
-@pytest.mark.parametrize("frames", [1, 2, 7])
+@pytest.mark.parametrize("frames", [1, 7])
 def test_short_clips(container, frames):
     data = clip(frames, container=container)
     info = probe(data)
     assert info.total_frames == len(info.timestamps) == frames
     assert numbers_of(decode(data, range(frames))) == list(range(frames))
-
-
-def test_broken_rates():
-    info = probe(clip(fps=Fraction(30000, 1001)))
-    assert info.fps == pytest.approx(30000 / 1001) and not info.variable
 
 
 def test_no_rate():
@@ -82,9 +72,8 @@ def test_paths(tmp_path):
     path = tmp_path / "a:b.mp4"  # no protocol is seen in a path
     path.write_bytes(clip())
     assert probe(path).content_key == probe(clip()).content_key == probe(str(path)).content_key
-    with pytest.raises(ArgumentError, match="Fix: check the path and its permissions"):
-        probe(tmp_path / "none.mp4")
-    with pytest.raises(ArgumentError, match="Fix: check the path and its permissions"):
-        probe("http://127.0.0.1:9/clip.mp4")
+    for gone in (tmp_path / "none.mp4", "http://127.0.0.1:9/clip.mp4"):
+        with pytest.raises(ArgumentError, match="Fix: check the path and its permissions"):
+            probe(gone)
     with pytest.raises(ArgumentError, match="not a video"):
         probe(3)

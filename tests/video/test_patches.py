@@ -75,7 +75,6 @@ def test_round_trip(sizes, name, last, data):
         mine = np.zeros(len(clip), bool)
         mine[[f for f in frames if f < len(clip)]] = True
         assert torch.equal(found[mine], clip[mine]) and not found[~mine].any()
-        assert plan.frame_lengths[i] == mine.sum()
 
 
 def test_what_the_plan_tells():
@@ -87,11 +86,8 @@ def test_what_the_plan_tells():
     assert plan.frame_mask.tolist() == [[True, True]] * 2 + [[True, False]] + [[True, True]] * 2 + [
         [True, False]
     ]
-    assert plan.frame_lengths.tolist() == [5, 4, 1]
     assert plan.clip_index.tolist() == [0, 0, 0, 1, 1, 2]
     assert plan.kept.tolist() == [0, 1, 2, 0, 2, 0]
-    assert plan.temporal_ids().tolist() == [0] * 6 + [1] * 6 + [2] * 6 + [0, 1] + [0, 0]
-    assert plan.max_seqlen == 24
 
 
 def test_offsets_are_what_the_tower_attends_within():
@@ -133,15 +129,6 @@ def test_gradients(change):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-def test_gradients_by_differences():
-    plan = plan_patches(shapes_of("qwen2_vl", True, [(3, 1, 1)]), "qwen2_vl", keep=[[1]])
-    frames = torch.rand(plan.shape(0), dtype=torch.float64, requires_grad=True)
-    rows = torch.rand(plan.num_rows, 1176, dtype=torch.float64, requires_grad=True)
-    fast = {"fast_mode": True}
-    assert torch.autograd.gradcheck(lambda x: pack_video(x, plan), frames, **fast)
-    assert torch.autograd.gradcheck(lambda x: unpack_video(x, plan)[0], rows, **fast)
-
-
 @pytest.mark.parametrize("keep", [None, [[0], None]])
 def test_under_compile(keep):
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 2), (1, 1, 1)])
@@ -159,19 +146,6 @@ def test_under_compile(keep):
     assert all(map(torch.equal, found, wanted))
 
 
-def test_one_clip_twice_under_compile():
-    clip = clips_of([(3, 28, 28, 3)])[0].float().requires_grad_()
-    tables = patch_tables(plan_patches([clip.shape] * 2, "qwen2_vl"))
-    weight = torch.randn(tables.num_rows, 1176)
-
-    def step(x):
-        return (pack_video([x, x], tables) * weight).sum()
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    found, wanted = (torch.autograd.grad(f(clip), clip)[0] for f in (compiled, step))
-    assert torch.equal(found, wanted)
-
-
 def test_opcheck():
     shapes = shapes_of("qwen2_vl", True, [(3, 1, 1), (2, 1, 2)])
     for keep in (None, [[1], None]):
@@ -187,37 +161,23 @@ def test_opcheck():
 def test_no_clips():
     plan = plan_patches([], "qwen2_vl")
     assert pack_video([], plan).shape == (0, 1176)
-    for wrong in ({"dtype": torch.int64}, {"dtype": torch.uint8, "rescale_factor": 0.5}):
-        with pytest.raises(mp.ArgumentError, match="can't become"):
-            pack_video([], plan, **wrong)
-    assert plan.num_rows == 0 and plan.max_seqlen == 0
-
-
-def test_tables_are_made_once():
-    plan = plan_patches([(2, 28, 28, 3)], "qwen2_vl")
-    assert patch_tables(plan) is patch_tables(plan, torch.device("cpu"))
+    with pytest.raises(mp.ArgumentError, match="can't become"):
+        pack_video([], plan, dtype=torch.int64)
+    assert plan.num_rows == 0
 
 
 @pytest.mark.parametrize(
     ("shapes", "keep", "why"),
     [
         ([(4, 28, 28)], None, r"clip 0 has shape \[4, 28, 28\]"),
-        ([(4, 28, 28, 4)], None, "expected"),
         ([(4, 28, 28, 3), (4, 3, 28, 28)], None, "channels come first in some"),
         ([(4, 30, 28, 3)], None, "4 frames of 28×30, not multiples of 28"),
         ([(0, 28, 28, 3)], None, "0 frames"),
         ([(4, 28, 28, 3)], [], "0 entries for 1 clips"),
-        ([(4, 28, 28, 3)], [[]], r"keep\[0\] is \[\]"),
         ([(4, 28, 28, 3)], [[1, 0]], "ascending"),
         ([(4, 28, 28, 3)], [[2]], "temporal patches 0 to 1"),
-        ([(4, 28, 28, 3)], [[-1]], "temporal patches 0 to 1"),
         ([(4, 28, 28, 3)], [[False, True]], r"keep\[0\] is False, expected int"),
-        ([(4, 28, 28, 3)], [[0.5]], "expected int"),
-        ([(4, 28, 28, 3)], [3], "expected whole numbers"),
         ([(4.5, 28, 28, 3)], None, "shape of clip 0 is 4.5"),
-        ([(10**12, 28, 28, 3)], None, "at most 16777216 frames"),
-        ([(4, 28 * 2**40, 28 * 2**40, 3)], None, "at most"),
-        ([(10**400, 28, 28, 3)], None, "beyond 64 bits"),
     ],
 )
 def test_shapes_that_are_refused(shapes, keep, why):
@@ -236,23 +196,12 @@ def test_what_is_refused():
         (good, {"mean": (0.5,) * 3}, "mean and std must be passed together"),
         (good, {"rescale_factor": 0.5, "dtype": torch.uint8}, "can't become torch.uint8"),
         (good, {"mean": (0.5,) * 2, "std": (0.5,) * 3}, "mean is .*3 numbers"),
-        (good, {"mean": 0.5, "std": 0.5}, "mean is 0.5"),
-        (good, {"mean": np.zeros((9, 9)), "std": (0.5,) * 3}, "mean is .*3 numbers"),
         (good, {"mean": (0.5,) * 3, "std": (0.5, 0.0, 0.5)}, "std holds 0.0"),
-        (good, {"rescale_factor": "x"}, "rescale_factor holds 'x'"),
         (good, {"rescale_factor": float("nan")}, "rescale_factor holds nan"),
         (good, {"dtype": "float32"}, "dtype is 'float32'"),
-        (None, {}, "frames are NoneType"),
         ([None], {}, "a clip is NoneType"),
-        (good.bool(), {}, "frames are torch.bool"),
         (good.long(), {}, "frames are torch.int64"),
-        (good, {"dtype": torch.int64}, "values of torch.uint8 can't become torch.int64"),
-        (
-            good.double(),
-            {"dtype": torch.float32},
-            "torch.float64 can't become torch.float32. Fix: pass frames of float32",
-        ),
-        (good.double(), {"rescale_factor": 0.5}, "frames are torch.float64, .*float32"),
+        (good.double(), {"dtype": torch.float32}, "torch.float64 can't become torch.float32"),
     ]:
         with pytest.raises(mp.ArgumentError, match=why):
             pack_video(frames, plan, **more)
@@ -261,14 +210,11 @@ def test_what_is_refused():
         pack_video([good, good.float()], two)
     with pytest.raises(mp.ArgumentError, match=r"rows have shape \[3, 1176\]"):
         unpack_video(torch.zeros(3, 1176), plan)
-    for settings in (None, {}, {"do_rescale": True}):
-        with pytest.raises(mp.ArgumentError, match="do_rescale or do_normalize"):
-            normalization(settings)
+    with pytest.raises(mp.ArgumentError, match="do_rescale or do_normalize"):
+        normalization({"do_rescale": True})
     switched = {"do_rescale": False, "do_normalize": True}
     for settings, why in [
         (switched, "image_mean is None"),
-        (switched | {"image_mean": 0.5, "image_std": [0.5] * 3}, "image_mean is 0.5"),
-        (switched | {"image_mean": [0.5] * 3, "image_std": [0.5, 0, 1]}, "image_std holds 0.0"),
         ({"do_rescale": True, "do_normalize": False}, "rescale_factor holds None"),
     ]:
         with pytest.raises(mp.ArgumentError, match=why):

@@ -9,30 +9,12 @@ from transformers.video_utils import VideoMetadata
 import mmpack as mp
 from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.families import get_family
-from mmpack.ops.patches.pack import pack_video
-from mmpack.processors.settings import vision_settings
-from mmpack.video import drop_frames, mask_frames, normalization
+from mmpack.video import drop_frames, mask_frames
 
 pytestmark = pytest.mark.upstream
 PROCESSORS = {"qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}
 MODELS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 FPS, TOTAL = 25.0, 500
-
-
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_rows_of_a_sweep(name):
-    rng = np.random.default_rng(0)
-    unit = get_family(name).patch_size * 2
-    processor = getattr(transformers, PROCESSORS[name])(do_resize=False, do_sample_frames=False)
-    change = normalization(vision_settings(processor))
-    sizes = [(n, h * unit, w * unit) for n in (2, 3, 8) for h, w in ((1, 1), (2, 3), (4, 1))]
-    clips = [torch.from_numpy(rng.integers(0, 256, (n, 3, h, w), np.uint8)) for n, h, w in sizes]
-    wanted = processor(videos=clips, return_tensors="pt")["pixel_values_videos"]
-    assert torch.equal(pack_video(clips, name, **change), wanted)
-    turned = [c.permute(0, 2, 3, 1).contiguous() for c in clips]
-    assert torch.equal(pack_video(turned, name, **change), wanted)
-    half = pack_video(turned, name, dtype=torch.bfloat16, **change)
-    assert torch.equal(half, wanted.bfloat16())
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +89,7 @@ def sample_of(processor, name, made, indices):
     return processor.from_ids([*ids, 5, 6], [medium], loss_spans=spans, sample_id="s")
 
 
-@pytest.mark.parametrize("gone", [[0], [1, 2], [3], [0, 1, 3], [4], [2, 4]])
+@pytest.mark.parametrize("gone", [[0], [1, 2], [0, 1, 3], [2, 4]])
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_dropped_and_black_frames_are_what_the_processor_makes(real, name, gone):
     hf = real(name)

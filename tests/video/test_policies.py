@@ -7,7 +7,8 @@ import pytest
 from support.video_infos import clip
 
 from mmpack.errors import ArgumentError
-from mmpack.video import POLICIES, sample
+from mmpack.video import sample
+from mmpack.video.policies.registry import POLICIES
 
 TABLES = Path(__file__).resolve().parents[2] / "fixtures" / "video"
 

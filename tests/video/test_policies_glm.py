@@ -23,7 +23,7 @@ def test_frames_and_grids_are_transformers_own(policy):
 
     hf = getattr(transformers, POLICIES[policy])()
     random = np.random.default_rng(0)
-    for _ in range(400):
+    for _ in range(150):
         fps = float(random.choice(RATES))
         total = max(1, round(2 ** random.uniform(-1, 9.5) * fps))
         width, height = (int(n) for n in random.integers(20, 800, 2))
@@ -61,15 +61,7 @@ def test_a_short_clip_by_hand():
     assert sample(clip(20, 10.0), policy="transformers_glm4v").indices == (0, 5, 10, 15)
     six = sample(clip(20, 10.0), policy="transformers_glm46v").indices
     assert six == (0, 2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19)
-    for fps in (1e6, 1e308):
-        with pytest.raises(ArgumentError, match="too many frames"):
-            sample(clip(2000, 25.0), policy="transformers_glm4v", fps=fps)
-
-
-@pytest.mark.parametrize(
-    ("policy", "model"),
-    [("transformers_uniform", "gemma4"), ("transformers_qwen2_vl", "qwen2_5_omni")],
-)
-def test_a_budget_is_refused_where_the_processor_has_none(policy, model):
+    with pytest.raises(ArgumentError, match="too many frames"):
+        sample(clip(2000, 25.0), policy="transformers_glm4v", fps=1e308)
     with pytest.raises(ArgumentError, match="no budget for frames"):
-        sample(clip(50), policy=policy, model=model, cap_pixels_per_frame=True)
+        sample(clip(50), policy="transformers_uniform", model="gemma4", cap_pixels_per_frame=True)

@@ -1,14 +1,12 @@
-"""Policies against qwen-vl-utils and transformers as installed here, and what a plan makes of their processors."""
+"""Policies against qwen-vl-utils and transformers as installed here."""
 
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.video_infos import clip
 
-from mmpack.errors import ArgumentError
-from mmpack.video import hf_kwargs, hf_metadata, sample
+from mmpack.video import sample
 
 pytestmark = pytest.mark.upstream
 ORACLES = Path(__file__).resolve().parents[2] / "fixtures" / "video"
@@ -45,59 +43,6 @@ def test_fresh_cases(upstream, policy, oracle):
         wrong += [(row, d)] if (d := differences(policy, row)) else []
     assert not wrong, wrong[:3]
     assert len(fresh) > 30
-
-
-PLANS = [
-    ("qwen_vl_utils", {}),
-    ("qwen_vl_utils", {"video_start": 1.0, "video_end": 3.0}),
-    ("qwen_vl_utils", {"model": "qwen3_vl"}),
-    ("qwen_vl_utils", {"model": "qwen3_vl", "image_patch_size": 14, "do_resize": True}),
-    ("transformers_qwen2_vl", {"fps": 2.0}),
-    ("transformers_qwen2_vl", {"num_frames": 6, "min_pixels": 100_352, "max_pixels": 200_704}),
-    ("transformers_qwen3_vl", {}),
-    ("transformers_qwen3_vl", {"num_frames": 5, "max_pixels": 100_000}),
-    ("vllm", {"loader": "opencv", "num_frames": 7}),
-    ("vllm", {"model": "qwen3_vl"}),
-]
-
-
-@pytest.mark.parametrize("fps", [25.0, None])
-@pytest.mark.parametrize(("policy", "given"), PLANS)
-def test_processors_keep_the_plan(policy, given, fps):
-    """Real frames through the real processor, with the plan's metadata: grid, seconds and timestamps are the plan's."""
-    import re
-
-    import torch
-    from transformers import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
-    from transformers.video_utils import VideoMetadata
-
-    from mmpack.demo.qwen_processor import qwen_vl_processor
-
-    try:
-        plan = sample(clip(113, fps, 160, 120), policy=policy, **given)
-    except ArgumentError:
-        assert fps is None
-        return
-    model = plan.settings["model"]
-    hf = qwen_vl_processor(model)
-    kind = Qwen3VLVideoProcessor if model == "qwen3_vl" else Qwen2VLVideoProcessor
-    hf.video_processor = kind(cap_pixels_per_frame=False)
-    width, height = plan.loaded_size
-    frames = torch.zeros(plan.num_frames, 3, height, width, dtype=torch.uint8)
-    out, text = hf._process_videos(
-        [frames],
-        video_metadata=[VideoMetadata(**hf_metadata(plan))],
-        return_metadata=True,
-        return_tensors="pt",
-        **hf_kwargs(plan),
-    )
-    assert tuple(out["video_grid_thw"][0].tolist()) == plan.grid_thw
-    if plan.second_per_grid_ts is None:
-        written = re.findall(r"<([\d.]+) seconds>", text[0])
-        assert written == [f"{t:.1f}" for t in plan.patch_timestamps]
-    else:
-        # vLLM's plan has the float32 that its model gets
-        assert np.float32(out["second_per_grid_ts"][0]) == np.float32(plan.second_per_grid_ts)
 
 
 def test_the_pixels_of_fetch_video(upstream):

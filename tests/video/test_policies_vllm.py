@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from support.video_infos import clip
 
-from mmpack.video import hf_kwargs, sample, vllm_item
+from mmpack.video import sample
+from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 pytestmark = pytest.mark.engine
 ORACLES = Path(__file__).resolve().parents[2] / "fixtures" / "video"
@@ -43,9 +44,7 @@ def test_fresh_cases(engine):
     [
         ("qwen_vl_utils", {}),
         ("qwen_vl_utils", {"model": "qwen3_vl"}),
-        ("transformers_qwen2_vl", {"num_frames": 6}),
         ("transformers_qwen3_vl", {"max_pixels": 100_000}),
-        ("transformers_qwen3_vl", {"num_frames": 5}),
         ("vllm", {}),
         ("vllm", {"model": "qwen3_vl"}),
     ],
@@ -59,9 +58,10 @@ def test_the_processor_keeps_the_plan(engine, policy, given):
     processor, _ = engine._processor(model)
     width, height = plan.loaded_size
     frames = np.zeros((plan.num_frames, height, width, 3), dtype=np.uint8)
+    item = (frames, hf_metadata(plan) | {"do_sample_frames": False})
     inputs = ProcessorInputs(
         [engine.START, engine.VIDEO, engine.END],
-        processor.info.parse_mm_data({"video": [vllm_item(plan, frames)]}),
+        processor.info.parse_mm_data({"video": [item]}),
         hf_processor_mm_kwargs=hf_kwargs(plan),
     )
     out = processor.apply(inputs, TimingContext(enabled=False))["mm_kwargs"]["video"][0]

@@ -25,7 +25,7 @@ TABLE = {
     (row["kind"], row["number"]): row
     for row in json.loads((FIXTURES / "readings.json").read_text())
 }
-FEW = range(0, 28, 5)  # in the default suite; all of them beside the libraries
+FEW = (3, 16)  # in the default suite; all of them beside the libraries
 
 
 def figures(readings, name):
@@ -73,17 +73,6 @@ def test_torchcodecs_rule(kind):
     assert not different or kind == "mp4, variable"
 
 
-def test_an_mp4_in_matroska_is_another_video():
-    """20 seconds at 24 frames per second, two per second wanted."""
-    video = clip("mkv", 0)
-    frames = {
-        reader: sample(video, policy="qwen_vl_utils", reader=reader).num_frames
-        for reader in ("torchcodec", "opencv", "container")
-    }
-    assert frames == {"torchcodec": 38, "opencv": 40, "container": 40}
-    assert sample(clip("mp4", 0), policy="qwen_vl_utils").num_frames == 40
-
-
 @pytest.mark.parametrize(
     ("policy", "reader"),
     [
@@ -125,37 +114,33 @@ def test_what_a_reader_cant_read():
 
 # files, and the readers that are refused because upstream gives other frames than asked for
 MARKED = {
-    "mp4": (lambda: marked_clips.clip(), set()),
-    "mov": (lambda: marked_clips.clip(container="mov"), set()),
-    "mkv": (lambda: marked_clips.clip(container="matroska"), {"pyav"}),
-    "flv": (lambda: marked_clips.clip(container="flv", options={"bf": "0"}), {"pyav"}),
-    "vp9": (lambda: marked_clips.clip(codec="vp9"), {"pyav"}),
-    "av1": (lambda: marked_clips.clip(codec="av1"), {"opencv", "decord"}),
-    "before time 0": (lambda: marked_clips.earlier(80, "mp4"), {"torchcodec", "decord"}),
-    "ts, before time 0": (
+        "mp4": (lambda: marked_clips.clip(), set()),
+        "mkv": (lambda: marked_clips.clip(container="matroska"), {"pyav"}),
+        "flv": (lambda: marked_clips.clip(container="flv", options={"bf": "0"}), {"pyav"}),
+        "av1": (lambda: marked_clips.clip(codec="av1"), {"opencv", "decord"}),
+        "before time 0": (lambda: marked_clips.earlier(80, "mp4"), {"torchcodec", "decord"}),
+        "ts, before time 0": (
         lambda: marked_clips.earlier(80, "mpegts"),
         {"torchcodec", "decord", "pyav", "torchvision"},
     ),
-    "edit list": (lambda: marked_clips.with_hidden_frames(14), {"torchcodec", "decord"}),
-    "edit list, one group": (lambda: marked_clips.with_hidden_frames(20, gop=30), {"torchcodec", "decord"}),
-    "ts": (lambda: marked_clips.clip(container="mpegts"), {"torchcodec", "decord", "pyav"}),
-    "ts, in order": (
+        "edit list": (lambda: marked_clips.with_hidden_frames(14), {"torchcodec", "decord"}),
+        "ts": (lambda: marked_clips.clip(container="mpegts"), {"torchcodec", "decord", "pyav"}),
+        "ts, in order": (
         lambda: marked_clips.clip(container="mpegts", options={"bf": "0"}),
         {"torchcodec", "decord", "pyav"},
     ),
-    "avi": (lambda: marked_clips.clip(container="avi", options={"bf": "0"}), {"decord"}),
-    "avi, B-frames": (
+        "avi, B-frames": (
         lambda: marked_clips.clip(container="avi"),
         {"torchcodec", "decord", "torchvision"},
     ),
-    "avi, MPEG-4 with B-frames": (
+        "avi, MPEG-4 with B-frames": (
         lambda: marked_clips.clip(codec="mpeg4", container="avi", options={"bf": "2"}),
         {"torchcodec", "decord", "torchvision"},
     ),
-    "wmv": (lambda: marked_clips.clip(codec="wmv2", container="asf"), {"decord", "pyav"}),
-    "open groups": (lambda: marked_clips.clip(options={"x264-params": "open-gop=1"}), {"decord"}),
-    "interlaced": (lambda: marked_clips.clip(options={"x264-params": "interlaced=1"}), {"opencv"}),
-    **{
+        "wmv": (lambda: marked_clips.clip(codec="wmv2", container="asf"), {"decord", "pyav"}),
+        "open groups": (lambda: marked_clips.clip(options={"x264-params": "open-gop=1"}), {"decord"}),
+        "interlaced": (lambda: marked_clips.clip(options={"x264-params": "interlaced=1"}), {"opencv"}),
+        **{
         f"rotated by {degrees}": (lambda degrees=degrees: marked_clips.clip(rotation=degrees), {"pyav", "torchvision"})
         for degrees in (90, 180, 270)
     },
@@ -230,11 +215,3 @@ def test_theora_that_repeats_pictures():
 
     assert "Theora repeats" in refusal("theora", 77)
     assert refusal("theora", 100) is refusal("vp8", 77) is None
-
-
-def test_plans_that_name_no_reader_were_made_by_the_container():
-    video = clip("mkv", 0)
-    plan = sample(video, policy="transformers_qwen3_vl", reader="container")
-    values = plan.to_dict()
-    del values["settings"]["reader"]
-    assert FramePlan.from_dict(values) == plan

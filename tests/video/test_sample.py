@@ -15,7 +15,8 @@ import mmpack as mp
 from mmpack.errors import ArgumentError
 from mmpack.families import get_family
 from mmpack.layout.seconds import frame_seconds
-from mmpack.video import POLICIES, FramePlan, probe, sample
+from mmpack.video import FramePlan, probe, sample
+from mmpack.video.policies.registry import POLICIES
 
 QWEN2 = {"qwen_vl_utils": {}, "transformers_qwen2_vl": {"fps": 2.0}, "vllm": {}}
 QWEN3 = {
@@ -32,64 +33,17 @@ def refused(match, info, **settings):
     assert "\n" not in str(caught.value) and "Fix: " in str(caught.value)
 
 
-def test_known_disagreements():
-    """The numbers of docs/causes: frame_sampling and video_budget."""
-    info = clip(138, 25.0, 640, 360)
-    counts = {p: sample(info, policy=p, **s).num_frames for p, s in QWEN3.items()}
-    assert counts == {"qwen_vl_utils": 10, "transformers_qwen3_vl": 11, "vllm": 11}
-    tokens = {p: sample(info, policy=p, **s).num_tokens for p, s in QWEN3.items()}
-    assert tokens == {"qwen_vl_utils": 1100, "transformers_qwen3_vl": 1320, "vllm": 1320}
-    video = clip(300, 30.0, 1920, 1080)
-    assert sample(video, policy="qwen_vl_utils").num_tokens == 7200
-    assert sample(video, policy="transformers_qwen3_vl").num_tokens == 11_960
-    assert sample(video, policy="transformers_qwen2_vl", fps=2.0).num_tokens == 26_910
-    assert sample(video, policy="vllm").num_tokens == 26_910
-
-
-def test_resized_twice():
-    """The wrong image_patch_size: qwen-vl-utils' multiples of 28 become multiples of 32."""
-    info = clip(100, 25.0, 640, 360)
-    wrong = sample(
-        info, policy="qwen_vl_utils", model="qwen3_vl", image_patch_size=14, do_resize=True
-    )
-    right = sample(info, policy="qwen_vl_utils", model="qwen3_vl")
-    assert wrong.resizes == ((644, 364), (640, 352)) and right.resizes == ((640, 352),)
-
-
-@pytest.mark.parametrize(
-    "name", ["patch_size", "image_patch_size", "temporal_patch_size", "merge_size"]
-)
-def test_sizes_beyond_all_pictures(name):
-    info = clip(100, 25.0, 640, 360)
-    refused("at most 1024", info, policy="qwen_vl_utils", **{name: 10**12})
-    pixels = {"min_pixels": 10**12, "max_pixels": 10**13}
-    refused("are not pictures", info, policy="transformers_qwen2_vl", fps=2.0, **pixels)
-
-
 def test_fps_missing():
     info = clip(100, None, 320, 240)
     plan = sample(info, policy="transformers_qwen3_vl")
     assert plan.fps_assumed and plan.fps == 24.0
     assert plan.timestamps == tuple(i / 24 for i in plan.indices)
     assert plan.medium_fields()["fps"] is None  # what was assumed is not what the file says
-    engine = sample(info, policy="vllm", model="qwen3_vl")
-    assert (engine.fps, engine.fps_assumed) == (24.0, True)
     whole = sample(info, policy="transformers_qwen2_vl")
     assert whole.second_per_grid_ts == 2 / 24 and whole.num_frames == 100
-    refused("no frame rate", info, policy="transformers_qwen2_vl", fps=2.0)
     refused("no frame rate", info, policy="qwen_vl_utils")
-    refused("no frame rate", info, policy="vllm")
-
-
-@pytest.mark.parametrize(("policy", "given"), ALL)
-def test_odd_counts_and_short_clips(policy, given):
-    """What the family pads is in the grid; what is decoded is not padded."""
-    for total in (2, 3, 5, 7, 31):
-        plan = sample(clip(total, 10.0), policy=policy, **given)
-        assert plan.grid_thw[0] == -(-plan.num_frames // 2)
-        assert len(set(plan.indices)) == plan.num_frames <= total
-        if plan.patch_timestamps is not None and plan.num_frames % 2:
-            assert plan.patch_timestamps[-1] == plan.timestamps[-1]
+    for policy in POLICIES:
+        refused("no frames", clip(0), policy=policy)
 
 
 def test_one_frame():
@@ -103,23 +57,15 @@ def test_one_frame():
         refused("image|every frame", info, policy=policy, **more)
 
 
-def test_zero_frames():
-    for policy in POLICIES:
-        refused("no frames", clip(0), policy=policy)
-
-
 def test_more_frames_than_there_are():
+    """Steps of upstream: transformers can't read what they ask for, vLLM takes the last frame."""
     info = clip(10, 25.0)
     repeated = sample(info, policy="transformers_qwen3_vl", num_frames=15)
     assert repeated.num_frames == 15 and len(set(repeated.indices)) == 10
     assert list(repeated.indices) == sorted(repeated.indices)
-    refused("2 to 10", info, policy="qwen_vl_utils", nframes=16)
-    refused("16 frames wanted of 10", info, policy="transformers_qwen2_vl", num_frames=16)
     assert sample(info, policy="vllm", loader="opencv", num_frames=16).num_frames == 10
-
-
-def test_a_frame_past_the_end():
-    """Steps of upstream: transformers can't read what they ask for, vLLM takes the last frame."""
+    refused("2 to 10", info, policy="qwen_vl_utils", nframes=16)
+    refused("leave frames", info, policy="qwen_vl_utils", video_start=0.3, video_end=0.31)
     info = clip(34, 25.0)
     refused("frame 34 of 34", info, policy="transformers_qwen2_vl", num_frames=14)
     plan = sample(info, policy="vllm", fps=14 / 34 * 25.0 + 1e-9)
@@ -137,56 +83,31 @@ def test_variable_rate():
     assert plan.container_timestamps != pytest.approx(plan.timestamps, abs=0.05)
 
 
-def test_rotation():
-    """The size is the upright one, and the plan of a file is that of its VideoInfo."""
-    video = file_of(30, size=(96, 160), rotation=90)
-    plan = sample(video, policy="qwen_vl_utils")
-    assert plan.source_size == (96, 160) and plan.size[1] > plan.size[0]
-    assert plan == sample(probe(video), policy="qwen_vl_utils")
-
-
-def test_start_and_end():
-    info = clip(300, 30.0)
-    plan = sample(info, policy="qwen_vl_utils", video_start=2.0, video_end=5.0)
-    assert (plan.indices[0], plan.indices[-1], plan.counted_frames) == (60, 150, 91)
-    assert plan.second_per_grid_ts == 2 / (plan.num_frames / 91 * 30.0)
-    refused("leave frames", info, policy="qwen_vl_utils", video_start=5.0, video_end=5.01)
-
-
-def test_unknown_names():
-    info = clip(100)
+def test_unknown_names_and_numbers_beyond_all_measure():
+    info, huge = clip(100), 10**400
     refused("qwen_vl_utils, transformers_qwen2_vl", info, policy="uniform")
     refused("has no setting 'frames'.*nframes", info, policy="qwen_vl_utils", frames=3)
-    refused("'llava' is unknown.*qwen2_5_vl", info, policy="vllm", model="llava")
     refused("'qwen3_vl' is unknown", info, policy="transformers_qwen2_vl", model="qwen3_vl")
     refused("loader 'cv' is unknown.*opencv_dynamic", info, policy="vllm", loader="cv")
     refused("reads no num_frames", info, policy="vllm", num_frames=8)
     refused("expected float", info, policy="vllm", fps="2")
     refused("expected int", info, policy="qwen_vl_utils", nframes=True)
-    refused("pass a positive number", info, policy="vllm", fps=0.0)
     refused("pass a positive number", info, policy="vllm", fps=float("nan"))
     refused("both set", info, policy="qwen_vl_utils", fps=2.0, nframes=8)
-    refused("both set", info, policy="transformers_qwen3_vl", fps=2.0, num_frames=8)
     refused("5.15", info, policy="transformers_qwen3_vl", transformers="4")
     refused("can't be resized", clip(10, 5.0, 3000, 10), policy="qwen_vl_utils")
-
-
-def test_numbers_beyond_all_measure():
-    info, huge = clip(60), 10**400
-    refused("too large for 60 frames", info, policy="transformers_qwen3_vl", fps=1e308)
+    refused("at most 1024", info, policy="qwen_vl_utils", patch_size=10**12)
+    pixels = {"min_pixels": 10**12, "max_pixels": 10**13}
+    refused("are not pictures", info, policy="transformers_qwen2_vl", fps=2.0, **pixels)
+    refused("too large for 100 frames", info, policy="transformers_qwen3_vl", fps=1e308)
     refused("more than the 1048576", info, policy="transformers_qwen3_vl", num_frames=10**9)
     dynamic = {"policy": "vllm", "loader": "opencv_dynamic"}
-    for fps in (1e308, 1e12):
-        refused("1048576 steps", info, fps=fps, **dynamic)
-    assert sample(info, max_duration=1, fps=1e308, **dynamic).num_frames == 60
-    assert sample(info, policy="vllm", loader="opencv", fps=1e308).num_frames == 32
+    refused("1048576 steps", info, fps=1e12, **dynamic)
+    assert sample(info, max_duration=1, fps=1e308, **dynamic).num_frames == 100
     for policy in POLICIES:
-        for name in ("min_pixels", "max_pixels", "fps"):
-            if name == "fps" and name not in POLICIES[policy].kinds:
-                continue  # GLM-4.6V's rates are fixed
-            refused(
-                f"setting {name} is a number beyond 64 bits", info, policy=policy, **{name: huge}
-            )
+        refused(
+            "setting min_pixels is a number beyond 64 bits", info, policy=policy, min_pixels=huge
+        )
 
 
 clips = st.builds(
@@ -199,7 +120,7 @@ clips = st.builds(
 asked = st.sampled_from([*ALL, ("transformers_qwen2_vl", {"num_frames": 2})])
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(clips, asked)
 def test_round_trips(info, asked):
     """JSON both ways; and out of what a trace records: Medium and processor settings."""
@@ -226,12 +147,10 @@ def test_round_trips(info, asked):
 @pytest.mark.parametrize(
     "change",
     [
-        {"indices": "abc"},
         {"indices": [0, 1.5]},
         {"fps": True},
         {"size": [1, 2, 3]},
         {"grid_thw": None},
-        {"policy": 3},
         {"colour": "red"},
     ],
 )
@@ -255,23 +174,16 @@ GRID = sample(clip(50), policy="qwen_vl_utils").grid_thw
     [
         {"indices": []},
         {"indices": [3, 0, 9, 49]},
-        {"indices": [-1, 16, 33, 49]},
         {"indices": [0, 16, 33, 50]},
         {"timestamps": [0.0]},
-        {"timestamps": [0.0, 0.1, 0.2, 40.0]},
         {"timestamps": [0.0, 0.1, 0.2, float("nan")]},
-        {"container_timestamps": [0.0] * 5},
         {"patch_timestamps": [0.0]},
         {"fps": 0.0},
-        {"fps": float("inf")},
         {"second_per_grid_ts": -1.0},
-        {"total_frames": 10**400},
         {"counted_frames": 51},
         {"source_size": [0, 360]},
-        {"loaded_size": [640, -1]},
         {"size": [641, 364]},
         {"grid_thw": [GRID[0] + 1, *GRID[1:]]},
-        {"grid_thw": [GRID[0], *GRID[:0:-1]]},
         {"settings": {}},
     ],
     ids=str,
@@ -284,37 +196,24 @@ def test_plans_that_contradict_themselves(change):
 
 
 def test_what_is_no_plan():
-    values = sample(clip(50), policy="qwen_vl_utils").to_dict()
+    plan = sample(clip(50), policy="qwen_vl_utils")
+    values = plan.to_dict()
     deep = "[" * 100_000 + "]" * 100_000
-    for text in (None, 3, "null", deep, b"\xff", json.dumps(values | {"fps": 10**400})):
+    for text in (None, deep, b"\xff", json.dumps(values | {"fps": 10**400})):
         with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
             FramePlan.from_json(text)
-    nested = []
-    for _ in range(900):
-        nested = [nested]
-    for odd in (None, [], values | {3: 1}, values | {"indices": nested}):
+    for odd in (None, values | {3: 1}):
         with pytest.raises(ArgumentError, match=r"^FramePlan: .*Fix: [^\n]*$"):
             FramePlan.from_dict(odd)
-    with pytest.raises(ArgumentError, match="policy 'uniform' is unknown"):
-        FramePlan.from_dict(values | {"policy": "uniform"})
     with pytest.raises(ArgumentError, match="has no setting 'colour'"):
         FramePlan.from_dict(values | {"settings": values["settings"] | {"colour": 1}})
-
-
-def test_plans_are_hashed_and_own_their_settings():
-    plan = sample(clip(50), policy="vllm")
-    again = FramePlan.from_json(plan.to_json())
-    other = dataclasses.replace(plan, fps_assumed=True)
-    assert len({plan, again, other}) == 2 and hash(plan) == hash(again)
-    other.settings["fps"] = 9.0
-    assert plan.settings["fps"] == 2.0
-
-
-def test_medium_without_a_plan():
-    plan = sample(clip(50), policy="qwen_vl_utils")
     fields = plan.medium_fields() | {"frame_timestamps": None}
     with pytest.raises(ArgumentError, match="no frame_timestamps"):
         FramePlan.from_medium(mp.Medium("f", "video", "0" * 64, **fields), {"policy": plan.policy})
+    other = dataclasses.replace(plan, fps_assumed=True)  # hashed, and owns its settings
+    assert len({plan, FramePlan.from_json(plan.to_json()), other}) == 2
+    other.settings["fps"] = 9.0
+    assert plan.settings["fps"] == 2.0
 
 
 def test_sampling_loads_no_torch():
@@ -324,16 +223,9 @@ import mmpack.video
 assert "av" not in sys.modules and "torch" not in sys.modules
 import mmpack.video.choose_frames, mmpack.video.policies.registry
 assert callable(mmpack.video.sample) and callable(mmpack.video.decode)
-for name in mmpack.video.POLICIES:
-    assert mmpack.video.POLICIES[name].resolve({}).patch_size
+for policy in mmpack.video.policies.registry.POLICIES.values():
+    assert policy.resolve({}).patch_size
 assert "torch" not in sys.modules
 """
     result = run_python(code)
     assert result.returncode == 0, result.stderr
-
-
-def test_plans_are_plain():
-    plan = sample(clip(50), policy="vllm", model="qwen3_vl")
-    assert all(type(i) is int for i in plan.indices)
-    assert all(type(t) is float for t in plan.timestamps)
-    assert np.asarray(plan.indices).dtype == np.int64

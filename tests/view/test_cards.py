@@ -2,14 +2,11 @@
 
 import html as library
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.browser import BROWSER, MISSING, measured
 from support.groups import answered
 from support.html_page import Page
 from support.samples import full_sample, make_sample
@@ -21,25 +18,15 @@ from mmpack.view.batch import LOSS, tokens_of
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 PROMPTS, RESPONSES = 3, 4
-LAYOUT = """
-return { overflow: root.scrollWidth - root.clientWidth, segments: all(".mm-d .mm-hit").length,
-  outside: all(".mm-d rect").filter(e => { const r = e.getBoundingClientRect(),
-    s = e.closest("svg").getBoundingClientRect(); return r.right > s.right + 1 || r.left < s.left - 1; }).length };
-"""
 
 
 def groups():
     """Prompts of 20, 29, 38 ids with a picture of 16, 24, 32 patches; responses of 30 to 120 ids."""
+    ids = [([100 + g] * (20 + 9 * g), [7 + k] * (30 * (k + 1))) for g in range(3) for k in range(4)]
+    names = [(f"{g}/{k}", f"g{g}", (1, 4, 4 + 2 * g)) for g in range(3) for k in range(4)]
     return [
-        answered(
-            f"{g}/{k}",
-            f"g{g}",
-            [100 + g] * (20 + 9 * g),
-            [7 + k] * (30 * (k + 1)),
-            (1, 4, 4 + 2 * g),
-        )
-        for g in range(PROMPTS)
-        for k in range(RESPONSES)
+        answered(name, group, *both, grid)
+        for (name, group, grid), both in zip(names, ids, strict=True)
     ]
 
 
@@ -56,12 +43,6 @@ def row(html, name):
 
 def titles(html):
     return [library.unescape(t) for t in re.findall(r"<title>(.*?)</title>", html)]
-
-
-def loss_of(samples):
-    lp = torch.full((sum(s.num_loss_tokens for s in samples),), -1.0)
-    cu = torch.tensor([0, *torch.tensor([s.num_loss_tokens for s in samples]).cumsum(0)])
-    return mp.policy_loss(lp, torch.ones(len(samples)), cu.int(), old_logprobs=lp)
 
 
 def test_a_batch_says_what_is_repeated_and_what_sharing_saves():
@@ -167,7 +148,9 @@ def test_a_plan_and_a_loss_show_their_figures():
     plan = mp.plan(groups(), max_tokens=400, ranks=2, share_prefix=True)
     said = texts(plan._repr_html_())
     assert f"{plan.stats['fills']['max_tokens']:.1%}" in said and "rank 1" in said
-    out = loss_of(groups())
+    counts = torch.tensor([s.num_loss_tokens for s in groups()])
+    lp, cu = torch.full((int(counts.sum()),), -1.0), torch.tensor([0, *counts.cumsum(0)]).int()
+    out = mp.policy_loss(lp, torch.ones(len(counts)), cu, old_logprobs=lp)
     said = texts(out._repr_html_())
     assert f"PolicyLoss: {float(out.loss):.6g}" in said
     assert set(out.metrics) <= set(said)
@@ -178,24 +161,3 @@ def test_options_of_another_kind_are_refused():
         mp.view.html(mp.pack(groups()), limit=3)
     with pytest.raises(ArgumentError, match="a batch, a ParityReport or a Plan"):
         mp.view.html(3)
-
-
-def test_without_markupsafe_the_text_and_the_extra_are_shown():
-    code = """
-import sys
-sys.modules["markupsafe"] = None
-import mmpack as mp
-print(mp.Sample("s", "g", "qwen2_vl", [5, 6], [], [], [mp.LossSpan(1, 2)])._repr_html_())
-assert "torch" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("<pre>") and "pip install &#x27;mmpack[view]&#x27;" in done.stdout
-
-
-@pytest.mark.skipif(BROWSER is None, reason=MISSING)
-@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
-def test_the_page_of_a_pack_fits(tmp_path, width, dark):
-    batch = mp.pack(groups(), share_prefix=True)
-    seen = measured(tmp_path, mp.view.html(batch), LAYOUT, width, dark)
-    assert seen["overflow"] <= 0 and seen["outside"] == 0
-    assert seen["segments"] == len(batch.segment_parent)

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from support.drifts import planted, rollouts
 from support.html_page import Page
-from test_html import episode, other
 
 import mmpack as mp
 from mmpack.errors import ArgumentError
@@ -68,18 +67,6 @@ def test_without_it_that_of_the_samples_drawn(sides):
     assert drift.figures in text and "the samples drawn below" in text
 
 
-def test_names_of_versions_are_escaped(sides):
-    left, right = sides
-    evil = "<script>\x1b"
-    named = [
-        replace(s, policy_versions=[replace(v, version=evil) for v in s.policy_versions[:1]])
-        for s in left
-    ]
-    drift, _ = trace_drift(named, right)
-    html = mp.compare(left, right).to_html(drift=drift)
-    assert "<script" not in html and "\x1b" not in html and "&lt;script&gt;\\x1b" in html
-
-
 def test_the_figure_is_to_scale(sides):
     drift, _ = trace_drift(*sides)
     data = mp.view.drift_png(drift, title="Drift of a run")
@@ -112,14 +99,6 @@ def test_what_is_not_drawn(sides):
     drift = logprob_drift(left[:1], [np.full(left[0].num_loss_tokens, np.nan)])
     assert "told apart" not in report.to_html(drift=drift)
     assert mp.view.drift_png(drift)[1:4] == b"PNG"
-
-
-def test_equal_logprobs_have_bars_of_no_length():
-    left = other(episode(), rollout_logprobs=np.full(episode().num_loss_tokens, -1, np.float32))
-    report = mp.compare([left], [left])
-    page = Page(report.to_html(train_logprobs={"s0": left.rollout_logprobs}))
-    bars = bars_of(page)
-    assert bars and set(bars) == {0.0}
 
 
 def test_wrong_arguments(sides):

@@ -14,7 +14,7 @@ from mmpack.view.bars import histogram
 from mmpack.view.batch import batch_parts
 from mmpack.view.figures import COLOURS, MARGIN, figure
 from mmpack.view.parity.parts import report_parts
-from mmpack.view.parts import Box, Drawing, Grid, Heading, Line, Table, folded_table
+from mmpack.view.parts import Box, Drawing, Grid
 from mmpack.view.plan import plan_parts
 from mmpack.view.sheet import written
 
@@ -61,7 +61,8 @@ def test_the_bars_of_a_histogram_are_as_high_as_they_count():
 
 def test_a_figure_of_each_kind_shows_its_numbers():
     batch, plan, report = drawn.packed(), drawn.planned(), drawn.reported()
-    found = {name: pixels(mp.view.png(x)) for name, x in vars_of(batch, plan, report).items()}
+    kinds = {"pack": batch, "plan": plan, "report": report}
+    found = {name: pixels(mp.view.png(x)) for name, x in kinds.items()}
     assert all(image.shape[1] == 2160 and image.shape[0] > 1000 for image in found.values())
     # the longest sample's answer is the widest green line among its strips
     longest = max(batch.loss_counts) / max(batch.token_counts)
@@ -76,10 +77,6 @@ def test_a_figure_of_each_kind_shows_its_numbers():
     assert not (found["plan"] == colour("good")).all(axis=2).any()
 
 
-def vars_of(batch, plan, report):
-    return {"pack": batch, "plan": plan, "report": report}
-
-
 def test_a_plans_boxes_are_as_wide_as_their_cost():
     plan = drawn.planned()
     image = pixels(mp.view.png(plan))
@@ -92,16 +89,6 @@ def test_a_plans_boxes_are_as_wide_as_their_cost():
     assert widths[::2] == pytest.approx(widths[1::2], abs=4)  # the mean crosses some
     shares = np.array(widths[::2]) / max(widths)
     assert shares == pytest.approx(np.array(loads) / max(loads), abs=0.02)
-
-
-def test_tables_that_open_are_left_out_and_long_ones_are_cut():
-    head, rows = ("name", "value"), [(f"line {k}", k) for k in range(30)]
-    short = pixels(figure([Heading("t", 1), Table(head, rows[:12])]))
-    long = pixels(figure([Heading("t", 1), Table(head, rows)]))
-    folded = pixels(figure([Heading("t", 1), folded_table("all", head, rows)]))
-    cut = pixels(figure([Heading("t", 1), Table(head, rows[:12]), Line("and 18 more", soft=True)]))
-    assert short.shape[0] < long.shape[0] == cut.shape[0] and (long == cut).all()
-    assert folded.shape[0] < short.shape[0]
 
 
 def test_the_font_has_every_letter_of_what_pages_say():

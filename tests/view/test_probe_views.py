@@ -1,15 +1,12 @@
 """Pages and figures of the probe: what is drawn follows from the report."""
 
 import io
-import os
 import re
-import sys
 from dataclasses import replace
 
 import pytest
 from PIL import Image
 from support.probe_sides import layers, samples
-from support.process import run_python
 
 import mmpack as mp
 from mmpack.view.parts import Curve
@@ -35,7 +32,7 @@ def test_the_page_says_what_parts(reports):
 
 
 def test_the_page_draws_every_module_of_every_report(reports):
-    page = mp.probe.chart and reports[0].to_html(others=[reports[1]])
+    page = reports[0].to_html(others=[reports[1]])
     lines = re.findall(r'<polyline points="([^"]*)" class="mm-line(\d)"', page)
     assert [len(p.split()) for p, _ in lines] == [5, 5]
     heights = [float(p.split(",")[1]) for p in lines[0][0].split()]
@@ -44,10 +41,10 @@ def test_the_page_draws_every_module_of_every_report(reports):
 
 
 def test_the_figure_is_a_png_that_shows_the_parting(reports, tmp_path):
-    made = mp.probe.chart(reports, labels=["off", "on"])
+    made = reports[0].to_png(others=[reports[1]], labels=["off", "on"])
     picture = Image.open(io.BytesIO(made))
     assert picture.size[0] == 2160
-    one = mp.probe.chart(reports[1])
+    one = reports[1].to_png()
     assert made != one
     path = tmp_path / "a.png"
     reports[0].to_png(path)
@@ -60,29 +57,6 @@ def test_the_scale_holds_all_errors(reports):
     assert scale.low < -6 and scale.high >= -2
     assert [name for _, name in scale.layers()] == ["0", "1", "2", "3"] or scale.layers() == []
     assert scale.y(0.0) == HIGH and scale.y(float("inf")) == TOP
-
-
-@pytest.mark.parametrize("wrong", [[], [3], 3])
-def test_other_things_are_refused(wrong, reports, tmp_path):
-    with pytest.raises((mp.ArgumentError, TypeError)):
-        mp.probe.chart(wrong)
-    with pytest.raises(mp.ArgumentError, match="label"):
-        mp.probe.chart(reports, labels=["one"])
-    with pytest.raises(mp.ArgumentError, match="png"):
-        mp.probe.chart(reports, tmp_path / "a.jpg")
-
-
-def test_the_room_alone_draws():
-    code = (
-        "import mmpack.probe as p, numpy as np\n"
-        "from support.probe_sides import layers, samples\n"
-        "report = p.run(layers(), layers(), samples())\n"
-        "assert report.to_html().startswith('<!doctype html>') and report._repr_html_()\n"
-        "assert p.chart(report)[:4] == b'\\x89PNG'\n"
-    )
-    path = os.pathsep.join(p for p in sys.path if p)
-    result = run_python(code, env=os.environ | {"PYTHONPATH": path})
-    assert result.returncode == 0, result.stderr
 
 
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(1)></svg></style>\x1b[31m\u202e\n'
@@ -112,7 +86,7 @@ def test_names_are_text_and_never_markup_nor_control_characters():
     for page in (report.to_html(title=EVIL, others=[report]), report._repr_html_()):
         assert not re.search(r"<(script|img)|\x1b|\u202e", page) and "&lt;script" in page
         assert page.count("</svg>") == page.count("<svg") and page.count("</style>") == 1
-    assert mp.probe.chart(report)[:4] == b"\x89PNG"
+    assert report.to_png()[:4] == b"\x89PNG"
     for text in (*report.lines(), str(report.first), repr(report)):
         assert text.isprintable()
 
@@ -120,10 +94,10 @@ def test_names_are_text_and_never_markup_nor_control_characters():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda r: mp.probe.chart(5),
-        lambda r: mp.probe.chart(None),
-        lambda r: mp.probe.chart([r], 5),
-        lambda r: r.to_png(None),
+        lambda r: r.to_png(labels=["one", "two"]),
+        lambda r: r.to_png("a.jpg"),
+        lambda r: r.to_png(5),
+        lambda r: r.to_png(others=[None]),
         lambda r: r.to_html(others=5),
         lambda r: r.to_html(others=[None]),
     ],

@@ -53,13 +53,9 @@ def test_rows_cover_every_token_that_no_other_sample_drew(page):
             start = at.pop(0)[1]
         assert start == len(sample)
     assert at == []
-
-
-def test_rows_in_the_loss_are_those_of_the_loss_spans(page):
     loss = [row["aria-label"] for row in page.rows() if "loss" in row["class"].split()]
     spans = [(s.start, s.stop) for sample in gui_samples() for s in sample.loss_spans]
     assert [tuple(map(int, re.findall(r"tokens (\d+) to (\d+)", a)[0])) for a in loss] == spans
-    assert all(", loss, " in label for label in loss)
 
 
 def test_each_picture_is_in_the_page_once_and_drawn_where_it_is_new(page):
@@ -69,12 +65,6 @@ def test_each_picture_is_in_the_page_once_and_drawn_where_it_is_new(page):
     used = [a["href"] for a in page.all("use")]
     assert used[:3] == ["#p0", "#p1", "#p1"]  # the strip of the trajectory
     assert set(used) == {f"#{a['id']}" for a in page.all("symbol")}
-
-
-def test_links_lead_somewhere(page):
-    ids = {a.get("id") for _, a in page.tags}
-    links = [a["href"] for a in page.all("a")]
-    assert links and all(link[0] == "#" and link[1:] in ids for link in links)
 
 
 def test_it_loads_nothing_and_allows_one_style_and_one_script():
@@ -89,9 +79,9 @@ def test_it_loads_nothing_and_allows_one_style_and_one_script():
     urls = [a.get(k) for _, a in page.tags for k in ("src", "href") if a.get(k)]
     assert all(url.startswith(("#", "data:image/")) for url in urls)
     assert not [a for _, a in page.tags for k in a if k.startswith("on") or k == "style"]
-    assert (
-        page.all("html", lang="en") and page.all("main") and page.all("nav") and page.all("header")
-    )
+    ids = {a.get("id") for _, a in page.tags}
+    links = [a["href"] for a in page.all("a")]
+    assert links and all(link[0] == "#" and link[1:] in ids for link in links)
 
 
 def test_nothing_of_a_trace_gets_out_of_its_text():
@@ -207,25 +197,14 @@ def test_pictures_below_the_root_only(tmp_path):
     assert page.all("rect", **{"class": "blank image"})
 
 
-def test_pictures_from_memory_and_a_video_in_memory():
-    video = gui_samples()[-1]
-    frames = np.stack([np.full((112, 168, 3), 30 * k, np.uint8) for k in range(4)])
-    page = Page(mp.view.html([video], pictures={video.media[0].content_hash: frames}))
-    assert len(page.all("image")) == 1
-    assert Page(mp.view.html([video])).all("rect", **{"class": "blank video"})
-
-
 @pytest.mark.parametrize(
     ("options", "part"),
     [
         ({"what": 5}, "expected samples, a batch, a ParityReport or a Plan"),
-        ({"what": "trace.jsonl"}, "expected samples, a batch, a ParityReport or a Plan"),
         ({"what": [1]}, "samples[0] is of type int"),
         ({"decode": str}, "decode is no option for samples"),
-        ({"train_logprobs": {}}, "train_logprobs is no option for samples"),
         ({"limit": 0}, "limit is 0"),
         ({"title": 3}, "title is of type int"),
-        ({"media_root": 3}, "media_root is of type int"),
         ({"media_root": "no/such"}, "is no folder"),
         ({"pictures": [1]}, "pictures is of type list"),
         ({"pictures": {"a": np.zeros((2, 2, 3))}}, "expected uint8"),

@@ -12,12 +12,7 @@ with needs("openrlhf", __name__):
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-from mmpack.adapters.openrlhf.actor import ActorHandle, use
-from mmpack.adapters.openrlhf.experience import (
-    from_batch,
-    from_samples,
-    loss_columns,
-    to_samples,
-)
+from mmpack.adapters.openrlhf.actor import use
+from mmpack.adapters.openrlhf.experience import from_batch, from_samples, to_samples
 
-__all__ = ["ActorHandle", "from_batch", "from_samples", "loss_columns", "to_samples", "use"]
+__all__ = ["from_batch", "from_samples", "to_samples", "use"]

@@ -24,7 +24,14 @@ from mmpack.adapters.checks import (
     valid_tokens,
 )
 from mmpack.adapters.json_values import Held, held
-from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
+from mmpack.adapters.loss_values import (
+    COLUMNS,
+    columns_of,
+    padded,
+    places_of,
+    values_by_name,
+    write_at,
+)
 from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
@@ -41,16 +48,6 @@ from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
 
 KEY = "openrlhf"  # in Sample.metadata
-# OpenRLHF's names of columns [B, A] and those of `mp.policy_loss`
-COLUMNS = {
-    "rollout_log_probs": "rollout_logprobs",
-    "action_log_probs": "old_logprobs",
-    "base_action_log_probs": "ref_logprobs",
-    "advantages": "advantages",
-    "returns": "returns",
-    "values": "values",
-    "kl": "kl",
-}
 EPISODE = ("rewards", "scores", "response_length", "truncated", "total_length")  # [B]
 LISTS = ("index", "prompts", "labels", "images")  # one entry per row, or none
 
@@ -93,23 +90,6 @@ def to_samples(
     return out
 
 
-def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """OpenRLHF's columns at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
-
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`, `returns`, `values`, `kl`).
-    The samples bring `rollout_logprobs` themselves.
-    """
-    own = _own(samples)
-    return {
-        COLUMNS[name]: [
-            o["columns"][name][torch.from_numpy(s.loss_indices) + _shift(o)]
-            for o, s in zip(own, samples, strict=True)
-        ]
-        for name in (own[0]["columns"] if own else ())
-        if name != "rollout_log_probs"
-    }
-
-
 def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
     """The Experience of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
 
@@ -132,7 +112,7 @@ def from_samples(
     """
     module = require("openrlhf.trainer.ppo_utils.experience", "openrlhf", "from_samples")
     check_samples(samples, columns)
-    own = _own(samples)
+    own = [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
     names = [{*o["columns"], *o["episode"], *o["lists"], *o["info"]} for o in own]
     if any(n != names[0] for n in names):
         raise ArgumentError(
@@ -240,7 +220,7 @@ def _recorded(
         "dtypes": {name: str(row[name].dtype).removeprefix("torch.") for name in masks},
         "padding": padding,
         "action_padding": action_padding,
-        "columns": {name: row[name] for name in COLUMNS if name in row},
+        "columns": {name: row[name] for name in COLUMNS[KEY] if name in row},
         "episode": {name: row[name] for name in EPISODE if name in row},
         "lists": row["lists"],
         "info": row["info"],
@@ -250,11 +230,6 @@ def _recorded(
 
 def _finish(truncated: torch.Tensor | None) -> str | None:
     return None if truncated is None else "length" if bool(truncated) else "stop"
-
-
-def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
-    return [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
 
 
 def _unrecorded(sample: Sample) -> dict[str, Any]:
@@ -282,11 +257,6 @@ def _unrecorded(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _shift(known: dict[str, Any]) -> int:
-    """What to add to a token index to get its place in a column."""
-    return int(known["start"] - (known["width"] - known["actions"]))
-
-
 def _step_row(
     sample: Sample, known: dict[str, Any], wide: int, given: Mapping[str, Any]
 ) -> dict[str, torch.Tensor]:
@@ -296,32 +266,29 @@ def _step_row(
     dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
     mask = torch.zeros(wide, dtype=torch.bool)
     mask[start : start + length] = True
-    ids = torch.full((wide,), get_family(sample.family).pad_token_id, dtype=torch.long)
-    ids[mask] = torch.from_numpy(sample.input_ids)
-    places = torch.from_numpy(sample.loss_indices) + _shift(known)
-    actions = torch.zeros(known["actions"] + more, dtype=dtypes["action_mask"])
-    at = torch.zeros(len(actions), dtype=torch.bool)
+    pad_id = get_family(sample.family).pad_token_id
+    ids = padded(torch.from_numpy(sample.input_ids), mask, pad_id, known["padding"])
+    places = torch.from_numpy(sample.loss_indices) + places_of(known)[0]
+    at = torch.zeros(known["actions"] + more, dtype=torch.bool)
     at[places] = True
-    actions[at] = 1
-    padding, beside = known["padding"], known["action_padding"]
-    if padding is not None and len(padding) == wide - length:
-        ids[~mask] = padding
-    if beside is not None and len(beside) == int((~at).sum()):
-        actions[~at] = beside
+    ones = torch.ones(len(places), dtype=dtypes["action_mask"])
+    actions = padded(ones, at, 0, known["action_padding"])
     out = {
         "sequences": ids.to(dtypes["sequences"]),
         "attention_mask": mask.to(dtypes["attention_mask"]),
         "action_mask": actions,
     }
     columns = {k: torch.cat([v, v.new_zeros(more)]) for k, v in known["columns"].items()}
-    known_names = COLUMNS.values()
+    known_names = COLUMNS[KEY].values()
     unknown = sorted(given.keys() - known_names)
     if unknown:
         raise ArgumentError(
             f"from_samples: an Experience has no column {unknown[0]!r}. "
             f"Fix: use one of {', '.join(known_names)}"
         )
-    return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, len(actions))
+    return out | write_at(
+        columns, values_by_name(sample, given, COLUMNS[KEY]), places, len(actions)
+    )
 
 
 def _joined(values: list[tuple[Any, bool]]) -> Any:

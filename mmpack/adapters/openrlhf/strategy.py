@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.openrlhf.actor import use
-from mmpack.errors import ModelError, needs
+from mmpack.errors import needs
 
 with needs("openrlhf", __name__):
     from openrlhf.models import Actor
@@ -40,20 +41,14 @@ class MmpackStrategy(DeepspeedStrategy):
 def refuse_unsupported(strategy: Any) -> None:
     """Raise ModelError for options of a strategy that the packed pass can't obey."""
     actor = getattr(strategy.args, "actor", None)
-    for name, on, fix in (
+    auxiliary = getattr(actor, "aux_loss_coef", 0) > 1e-8
+    options = (
         ("ring attention", strategy.ring_attn_size > 1, "--ds.ring_attn_size 1"),
         ("tensor parallel", strategy.ds_tensor_parallel_size > 1, "--ds.tensor_parallel_size 1"),
         ("DeepCompile", strategy.deepcompile, "drop --ds.deepcompile"),
-        (
-            "the router's auxiliary loss",
-            getattr(actor, "aux_loss_coef", 0) > 1e-8,
-            "--actor.aux_loss_coef 0",
-        ),
-    ):
-        if on:
-            raise ModelError(
-                f"MmpackStrategy: {name} is on, and the packed pass does not do it. Fix: {fix}"
-            )
+        ("the router's auxiliary loss", auxiliary, "--actor.aux_loss_coef 0"),
+    )
+    refuse_on("MmpackStrategy", options)
 
 
 def get_strategy(args: Any) -> MmpackStrategy:

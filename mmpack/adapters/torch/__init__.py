@@ -8,9 +8,8 @@ from mmpack.errors import needs
 with needs("torch", __name__):
     import torch  # noqa: F401
 
-from mmpack.adapters.torch.batches import PackBatches, StepBatch
+from mmpack.adapters.torch.batches import PackBatches
 from mmpack.adapters.torch.loader import PackLoader
-from mmpack.adapters.torch.step import Step
 from mmpack.adapters.torch.stream import GroupedSteps
 
-__all__ = ["GroupedSteps", "PackBatches", "PackLoader", "Step", "StepBatch"]
+__all__ = ["GroupedSteps", "PackBatches", "PackLoader"]

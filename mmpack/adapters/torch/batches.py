@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import asdict
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmpack.adapters.torch.loader import STATE_VERSION, Mover, PackLoader, Place
+from mmpack.adapters.checks import check_kind
+from mmpack.adapters.torch.ahead import Mover
+from mmpack.adapters.torch.loader import PackLoader, Place
 from mmpack.adapters.torch.step import Cut, digest_of_cut
-from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.errors import ArgumentError, check_whole
 from mmpack.packing.batch import PackedBatch
 from mmpack.schema.dead_letters import DeadLetter
 
@@ -47,8 +48,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, loader: PackLoader):
-        if not isinstance(loader, PackLoader):
-            raise ArgumentError(f"PackBatches: loader is {kind_of(loader)}. Fix: pass a PackLoader")
+        check_kind("PackBatches: loader", loader, PackLoader, "pass a PackLoader")
         if loader.device.type != "cpu":
             raise ArgumentError(
                 f"PackBatches: the loader's device is {loader.device}, but workers pack on the CPU. "
@@ -104,15 +104,7 @@ class PackBatches(IterableDataset):  # type: ignore[type-arg]
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the last batch of this copy; `batches` counts those of all workers up to there."""
-        return {
-            "version": STATE_VERSION,
-            **asdict(self._next),
-            "batches": self._done,
-            "order": dict(self.loader.order),
-            "planned": dict(self.loader.planned),
-            "step_digest": digest_of_cut(self._cut),
-            "samples_digest": self.loader._samples or self.loader._loaded,
-        }
+        return self.loader._state(self._next, self._cut) | {"batches": self._done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next loop goes on there. Raises: ArgumentError, as PackLoader's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -10,10 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mmpack.adapters.torch.ahead import Ahead
+from mmpack.adapters.checks import check_kind
+from mmpack.adapters.torch.ahead import Ahead, Mover
 from mmpack.adapters.torch.dead import Sorted, dropped_letters, sorted_out
+from mmpack.adapters.torch.order import (
+    STATE_VERSION,
+    check_ranks,
+    check_source,
+    check_state,
+    device_of,
+    groups_in,
+    steps_of,
+)
 from mmpack.adapters.torch.step import Cut, Step, digest_of, digest_of_cut
-from mmpack.errors import ArgumentError, check_flag, check_whole, kind_of
+from mmpack.errors import ArgumentError, check_flag, check_whole
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.collate import Item, collate, sample_and_columns
 from mmpack.packing.idle import idle_batch
@@ -21,41 +30,6 @@ from mmpack.packing.tensors import as_tensor
 from mmpack.planning.cost import Cost, sharing_of
 from mmpack.planning.plan import plan
 from mmpack.schema.dead_letters import DeadLetter, DeadLetters, letter_of
-
-
-class Mover:
-    """`send` in the thread that packs, then `receive` in the one that computes. Devices that are not CUDA's: `to`."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.pins = device.type == "cuda"  # ROCm's, too
-
-    def send(self, batch: PackedBatch) -> tuple[PackedBatch, Any]:
-        """The batch on the device, and the event of its last copy (None: it has arrived)."""
-        if not self.pins:
-            return batch.to(self.device), None
-        stream = _copies(self.device)
-        # memory of this stream's own: no copy lands where the reader still reads
-        with torch.cuda.device(self.device), torch.cuda.stream(stream):
-            moved = batch.to(self.device, non_blocking=True)
-            return moved, stream.record_event()
-
-    def receive(self, batch: PackedBatch, event: Any) -> PackedBatch:
-        """The batch for the current stream, which waits for the copies; the host does not."""
-        if event is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(event)
-            batch.record_stream(stream)
-        return batch
-
-
-@functools.cache
-def _copies(device: torch.device) -> Any:
-    """The stream of all loaders' copies to a device: memory that one leaves is the next one's."""
-    return torch.cuda.Stream(device)
-
-
-STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -139,21 +113,22 @@ class PackLoader:
         prefetch: int = 1,
         dead_letters: DeadLetters | None = None,
     ):
-        check_numbers(groups_per_step, ranks, rank, prefetch, seed)
+        check_ranks(rank, ranks)
+        for name, number in (("prefetch", prefetch), ("seed", seed)):
+            check_whole("PackLoader", name, number, least=0)
+        if groups_per_step is not None:
+            check_whole("PackLoader", "groups_per_step", groups_per_step)
         if not isinstance(share_prefix, str):
             check_flag("PackLoader", "share_prefix", share_prefix)
             share_prefix = bool(share_prefix)
         check_flag("PackLoader", "keep_groups", keep_groups)
         loss_columns = {} if loss_columns is None else loss_columns
-        if not isinstance(loss_columns, Mapping):
-            raise ArgumentError(
-                f"PackLoader: loss_columns is {kind_of(loss_columns)}. "
-                "Fix: pass {name: one entry for each sample}, such as {'advantages': advantages}"
-            )
+        fix = "pass {name: one entry for each sample}, such as {'advantages': advantages}"
+        check_kind("PackLoader: loss_columns", loss_columns, Mapping, fix)
+        ordered = groups_per_step is not None or groups is not None or shuffle or drop_last
+        check_source(samples, steps, loss_columns, groups, ordered)
         self.samples, self.steps, self.loss_columns = samples, steps, dict(loss_columns)
         self.groups = groups
-        ordered = groups_per_step is not None or groups is not None or shuffle or drop_last
-        check_source(samples, steps, self.loss_columns, groups, ordered)
         self.device = device_of(device)
         self.rank, self.prefetch, self.cost, self.media = rank, prefetch, cost, media
         self.dead_letters = dead_letters
@@ -210,12 +185,15 @@ class PackLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place of the next batch; those that were made ahead count as not read. The same on all ranks in step."""
+        return self._state(self._next, self._cut)
+
+    def _state(self, place: Place, cut: Cut) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
-            **asdict(self._next),
+            **asdict(place),
             "order": dict(self.order),
             "planned": dict(self.planned),
-            "step_digest": digest_of_cut(self._cut),
+            "step_digest": digest_of_cut(cut),
             "samples_digest": self._samples or self._loaded,
         }
 
@@ -226,31 +204,7 @@ class PackLoader:
         ranks may change only between steps. When the loop begins, groups (their names, item by item) and the samples
         of a step that was cut (tokens and media) are compared.
         """
-        known = {"version", "epoch", "step", "batch", "order", "planned"}
-        known |= {"step_digest", "samples_digest"}
-        if not isinstance(state, Mapping) or not known <= set(state):
-            raise ArgumentError(
-                "PackLoader: this is not a state of PackLoader. Fix: pass what its state_dict() returned"
-            )
-        if state["version"] != STATE_VERSION:
-            raise ArgumentError(
-                f"PackLoader: the state has version {state['version']!r:.20}, this mmpack reads {STATE_VERSION}. "
-                "Fix: use the mmpack that wrote it"
-            )
-        for name in ("epoch", "step", "batch"):
-            check_whole("PackLoader", f"the state's {name}", state[name], least=0)
-        check_kinds(
-            state, order=Mapping, planned=Mapping, step_digest=str | None, samples_digest=str | None
-        )
-        odd = changes(state["order"], self.order)
-        if state["batch"]:
-            # a state of before `keep_groups` is of a loader without it
-            odd += changes({"keep_groups": False, **state["planned"]}, self.planned)
-        if odd:
-            raise ArgumentError(
-                f"PackLoader: the state is of a loader with {'; '.join(odd)}. Fix: pass the same options"
-                + (", or a state saved between steps" if state["batch"] else "")
-            )
+        check_state(state, self.order, self.planned)
         self.close()
         self._next = Place(state["epoch"], state["step"], state["batch"], state.get("source"))
         self._cut, self._resumes = state["step_digest"], True
@@ -482,121 +436,3 @@ def _listed(value: Any) -> Any:
     """Values of loss tokens; a single number is one for all of them."""
     single = getattr(value, "ndim", None) == 0 or isinstance(value, int | float)
     return as_tensor(np.asarray(value)).reshape(1) if single else value
-
-
-# ---- what it is given -------------------------------------------------------------------------------
-
-
-def changes(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name}={theirs.get(name)!r:.40}, this one's is {value!r:.40}"
-        for name, value in mine.items()
-        if theirs.get(name) != value
-    ]
-
-
-def check_kinds(state: Mapping[str, Any], **kinds: Any) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(state[name], kind):
-            raise ArgumentError(
-                f"PackLoader: the state's {name} is {kind_of(state[name])}. Fix: pass what state_dict() returned, "
-                "unchanged"
-            )
-
-
-def check_numbers(
-    groups_per_step: int | None, ranks: int, rank: int, prefetch: int, seed: int
-) -> None:
-    if groups_per_step is not None:
-        check_whole("PackLoader", "groups_per_step", groups_per_step)
-    check_whole("PackLoader", "ranks", ranks)
-    check_whole("PackLoader", "rank", rank, least=0)
-    check_whole("PackLoader", "prefetch", prefetch, least=0)
-    check_whole("PackLoader", "seed", seed, least=0)
-    if rank >= ranks:
-        raise ArgumentError(
-            f"PackLoader: rank is {rank}, of {ranks} ranks. Fix: pass 0 to {ranks - 1}; ranks is the world size"
-        )
-
-
-def check_source(
-    samples: Any,
-    steps: Any,
-    loss_columns: Mapping[str, Sequence[Any]],
-    groups: Sequence[str] | None,
-    ordered: bool,
-) -> None:
-    if (samples is None) == (steps is None):
-        raise ArgumentError(
-            "PackLoader: it takes either samples or steps. Fix: pass exactly one of them"
-        )
-    if steps is not None:
-        if ordered or loss_columns:
-            raise ArgumentError(
-                "PackLoader: steps bring their own order and columns. Fix: leave out groups_per_step, groups, "
-                "shuffle, drop_last and loss_columns; a step's items may be pairs (Sample, columns)"
-            )
-        if not hasattr(steps, "__iter__"):
-            raise ArgumentError(
-                f"PackLoader: steps is {type(steps).__name__}. Fix: pass an iterable of lists of samples"
-            )
-        return
-    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
-        raise ArgumentError(
-            f"PackLoader: samples is {type(samples).__name__}, which lacks a length or items by index. "
-            "Fix: pass a list, a map-style data set, or steps="
-        )
-    given = loss_columns if groups is None else {**loss_columns, "groups": groups}
-    for name, column in given.items():
-        if not hasattr(column, "__len__") or len(column) != len(samples):
-            found = len(column) if hasattr(column, "__len__") else type(column).__name__
-            raise ArgumentError(
-                f"PackLoader: {name} has {found} entries for {len(samples)} samples. Fix: pass one for each"
-            )
-
-
-def device_of(given: torch.device | str) -> torch.device:
-    """With its number: the current device is a thread's own. Raises ArgumentError for none, or one that is not here."""
-    try:
-        if not isinstance(given, str | torch.device):
-            raise TypeError
-        device = torch.device(given)
-        torch.empty(0, device=device)
-    except (TypeError, RuntimeError, AssertionError):
-        shown = (
-            kind_of(given) if not isinstance(given, str | torch.device) else f"{str(given)!r:.60}"
-        )
-        raise ArgumentError(
-            f"PackLoader: device is {shown}, which torch does not have here. Fix: pass model.device"
-        ) from None
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def groups_in(names: Sequence[str]) -> list[list[int]]:
-    """The items of each group, groups in order of first appearance."""
-    found: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        found.setdefault(name, []).append(i)
-    return list(found.values())
-
-
-def steps_of(
-    groups: list[list[int]],
-    groups_per_step: int | None,
-    shuffle: bool,
-    drop_last: bool,
-    seed: int,
-    epoch: int,
-) -> list[list[int]]:
-    """The items of each step. Shuffled as torch's DistributedSampler does: one permutation of seed + epoch."""
-    order = list(range(len(groups)))
-    if shuffle:
-        generator = torch.Generator().manual_seed((seed + epoch) % 2**64)
-        order = torch.randperm(len(groups), generator=generator).tolist()
-    size = max(len(groups), 1) if groups_per_step is None else groups_per_step
-    cuts = [order[i : i + size] for i in range(0, len(order), size)]
-    if drop_last and cuts and len(cuts[-1]) < size:
-        cuts.pop()
-    return [[i for g in cut for i in groups[g]] for cut in cuts]

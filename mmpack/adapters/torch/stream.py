@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mmpack.errors import ArgumentError, check_whole, kind_of
+from mmpack.adapters.checks import check_kind
+from mmpack.errors import check_whole
 from mmpack.packing.collate import Item, sample_and_columns
 
 
@@ -23,10 +24,7 @@ class GroupedSteps:
 
     def __init__(self, samples: Iterable[Item], groups_per_step: int):
         check_whole("GroupedSteps", "groups_per_step", groups_per_step)
-        if not hasattr(samples, "__iter__"):
-            raise ArgumentError(
-                f"GroupedSteps: samples is {kind_of(samples)}. Fix: pass an iterable of Samples"
-            )
+        check_kind("GroupedSteps: samples", samples, Iterable, "pass an iterable of Samples")
         self.samples, self.groups_per_step = samples, groups_per_step
         self._knows = hasattr(samples, "load_state_dict")
         self._begin = self._next = self._place()

@@ -1,6 +1,6 @@
 """transformers: packed and shared batches through its own models, and its rollouts as samples.
 
-Run with transformers 5.8.1, 5.17.0, 5.19.0, 5.23.0.
+Run with transformers 5.8.1, 5.19.0, 5.23.0.
 """
 
 from mmpack.errors import needs
@@ -9,47 +9,31 @@ with needs("hf", __name__):
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-from mmpack.adapters.transformers.attention import attach, detach, is_attached
+from mmpack.adapters.transformers.attention import attach, detach
 from mmpack.adapters.transformers.checkpointing import checkpoint_layers
 from mmpack.adapters.transformers.collator import SampleCollator
 from mmpack.adapters.transformers.compile import compile_layers
-from mmpack.adapters.transformers.compile_ahead import compile_ahead
 from mmpack.adapters.transformers.encode_once import encode_once
 from mmpack.adapters.transformers.generate import rollout
 from mmpack.adapters.transformers.inputs import model_inputs
-from mmpack.adapters.transformers.load import load_checkpoint
 from mmpack.adapters.transformers.logprobs import packed_listed_logprobs, packed_logprobs
-from mmpack.adapters.transformers.prefix import (
-    PrefixLogprobs,
-    kv_bytes_per_token,
-    prefix_logprobs,
-    version_of,
-)
-from mmpack.adapters.transformers.probe import probe_side
+from mmpack.adapters.transformers.prefix import prefix_logprobs
 from mmpack.adapters.transformers.ranks import encode_together, in_step
-from mmpack.adapters.transformers.routes import record_routes, router_loss
+from mmpack.adapters.transformers.routes import record_routes
 
 __all__ = [
-    "PrefixLogprobs",
     "SampleCollator",
     "attach",
     "checkpoint_layers",
-    "compile_ahead",
     "compile_layers",
     "detach",
     "encode_once",
     "encode_together",
     "in_step",
-    "is_attached",
-    "kv_bytes_per_token",
-    "load_checkpoint",
     "model_inputs",
     "packed_listed_logprobs",
     "packed_logprobs",
     "prefix_logprobs",
-    "probe_side",
     "record_routes",
     "rollout",
-    "router_loss",
-    "version_of",
 ]

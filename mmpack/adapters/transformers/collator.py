@@ -11,10 +11,9 @@ import torch
 from mmpack.adapters.transformers.attention import attach_in_forwards, is_attached
 from mmpack.adapters.transformers.guards import IGNORED
 from mmpack.adapters.transformers.linear_attention import KEYWORD
-from mmpack.adapters.transformers.media_inputs import pixel_inputs
+from mmpack.adapters.transformers.media_inputs import pixel_inputs, token_types
 from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
 from mmpack.adapters.transformers.rope import Rules, lengths_of, rope_rules, take_lengths
-from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_config, get_family

@@ -18,7 +18,6 @@ from transformers import GenerationConfig
 from mmpack.adapters.checks import check_each, check_groups, is_list
 from mmpack.adapters.processed_media import described_medium
 from mmpack.adapters.row_sample import row_sample
-from mmpack.adapters.transformers.linear_attention import refuse_kernels_on_a_cpu
 from mmpack.errors import ArgumentError, check_number, check_whole, kind_of
 from mmpack.families import Family
 from mmpack.layout.fingerprint import content_hash
@@ -93,7 +92,6 @@ def rollout(
             f"rollout: {wrapped.family.name}'s processor returns no grids for its media. "
             "Fix: call mp.wrap_processor(…).from_ids(ids, media=…, expanded=True) on what generate returned"
         )
-    refuse_kernels_on_a_cpu(model, "rollout", "a GPU, or an environment without that package")
     stops = _stop_ids(model, hf_processor.tokenizer)
     filtered = top_p < 1 or top_k > 0 or min_p > 0
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}

@@ -7,17 +7,20 @@ with a hook that is not a framework's, or with a forward that was put in the pla
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mmpack.adapters.transformers.unwrap import is_parallel
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import family_of_config
 from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
+from mmpack.ops.logprobs.listed import ListedLogprobs, linear_listed_logprobs, listed_logprobs
 from mmpack.ops.logprobs.selected import selected_logprobs
 from mmpack.ops.logprobs.support import Support
 from mmpack.packing.batch import Batch
@@ -32,9 +35,9 @@ if TYPE_CHECKING:
 class Head(NamedTuple):
     """What `linear_selected_logprobs` takes of a head and its input."""
 
-    hidden: torch.Tensor  # [T, H], whole
-    weight: torch.Tensor  # [V / ranks, H]
-    bias: torch.Tensor | None
+    hidden: Tensor  # [T, H], whole
+    weight: Tensor  # [V / ranks, H]
+    bias: Tensor | None
     group: ProcessGroup | None  # None: the weight is whole
 
 
@@ -43,7 +46,7 @@ def is_split(head: Any) -> bool:
     return _is_dtensor(getattr(head, "weight", None))
 
 
-def local_head(head: Any, hidden: torch.Tensor) -> Head:
+def local_head(head: Any, hidden: Tensor) -> Head:
     """Of a Linear whose forward runs; hidden [..., H] as that forward gets it.
 
     Raises: ModelError for a weight that is not split by rows, or not evenly.
@@ -95,7 +98,7 @@ def _ranks_of(weight: Any) -> ProcessGroup | None:
     return group
 
 
-def refuse_rows(hidden: torch.Tensor, rows: int) -> None:
+def refuse_rows(hidden: Tensor, rows: int) -> None:
     """Raise ModelError for hidden states [..., H] of other than all `rows`."""
     if (found := hidden.shape[:-1].numel()) != rows:
         raise ModelError(
@@ -104,12 +107,12 @@ def refuse_rows(hidden: torch.Tensor, rows: int) -> None:
         )
 
 
-def _whole(x: Any) -> torch.Tensor:
+def _whole(x: Any) -> Tensor:
     """Every row on each rank. The gradient that comes back is whole on each, and needs no sum."""
     from torch.distributed.tensor import Replicate
 
     everywhere = [Replicate()] * len(x.placements)
-    out: torch.Tensor = x.redistribute(placements=everywhere).to_local(grad_placements=everywhere)
+    out: Tensor = x.redistribute(placements=everywhere).to_local(grad_placements=everywhere)
     return out
 
 
@@ -122,7 +125,6 @@ def _is_dtensor(x: Any) -> bool:
 
 
 CHUNK = 1024  # loss tokens whose logits exist at once
-Values = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # whose hooks and forwards say nothing of logits: they gather weights, move them, lay outputs out
 FRAMEWORKS = ("torch.", "transformers.", "accelerate.", "deepspeed.", "mmpack.")
 
@@ -143,14 +145,14 @@ def logit_cap(whole: Any) -> float | None:
     return None if name is None else getattr(whole.config.get_text_config(), name)
 
 
-def logits_by(head: Any, cap: float | None) -> Callable[[Any], torch.Tensor]:
+def logits_by(head: Any, cap: float | None) -> Callable[[Any], Tensor]:
     """Hidden states [n, H] -> logits: by the head's forward as it is now, hooks, and the cap, as the model's forward.
 
     Forward and hooks get [1, n, …]. Without pre-hooks, which `read_in_forward` and `read_hidden` have run.
     """
     own, hooks = head.forward, _own_hooks(head)
 
-    def logits_of(hidden: torch.Tensor) -> torch.Tensor:
+    def logits_of(hidden: Tensor) -> Tensor:
         given = (hidden[None],)
         out = own(*given)
         for hook, keywords in hooks:
@@ -163,8 +165,8 @@ def logits_by(head: Any, cap: float | None) -> Callable[[Any], torch.Tensor]:
 
 
 def read_in_forward(
-    model: Any, whole: Any, head: Any, read: Callable[[Any], Values], inputs: Mapping[str, Any]
-) -> Values:
+    model: Any, whole: Any, head: Any, read: Callable[[Any], Tensor], inputs: Mapping[str, Any]
+) -> Tensor:
     """What `read` makes of the hidden states that come to the head in `model(**inputs)`.
 
     All of the model's forward runs, with hooks and wrappers. DDP and FSDP watch what the outermost forward returns;
@@ -172,15 +174,13 @@ def read_in_forward(
     output_dtype. Raises ModelError where the forward changes what its head made, or does not run it: that is for
     logits, and these are none.
     """
-    made: list[tuple[Values, torch.Tensor]] = []
+    made: list[tuple[Tensor, Tensor]] = []
 
-    def read_as_logits(hidden: torch.Tensor) -> torch.Tensor:
+    def read_as_logits(hidden: Tensor) -> Tensor:
         refuse_rows(hidden, inputs["input_ids"].shape.numel())
         values = read(hidden)
-        both = (values, torch.zeros_like(values)) if torch.is_tensor(values) else values
-        out = torch.complex(*both)
-        made.append((values, out))
-        return out
+        made.append((values, torch.complex(values, torch.zeros_like(values))))
+        return made[-1][1]
 
     def check(module: Any, args: Any, output: Any) -> None:
         _refuse_changed(getattr(output, "logits", None), made)
@@ -189,21 +189,20 @@ def read_in_forward(
     with forward_of(head, read_as_logits, read_by_weight(head)), uncapped(whole), _eager(outermost):
         hook = outermost.register_forward_hook(check)
         try:
-            values = model(**inputs).logits
+            values: Tensor = model(**inputs).logits
         finally:
             hook.remove()
-    logprobs = values.real.contiguous()
-    return logprobs if torch.is_tensor(made[-1][0]) else (logprobs, values.imag.contiguous())
+    return values.real.contiguous()
 
 
-def read_hidden(head: Any, read: Callable[[Any], Values], hidden: torch.Tensor) -> Values:
+def read_hidden(head: Any, read: Callable[[Any], Tensor], hidden: Tensor) -> Tensor:
     """What `read` makes of hidden states, after the head's pre-hooks."""
     with forward_of(head, read, read_by_weight(head)):
-        values: Values = head(hidden)
+        values: Tensor = head(hidden)
     return values
 
 
-def _refuse_changed(logits: Any, made: list[tuple[Values, torch.Tensor]]) -> None:
+def _refuse_changed(logits: Any, made: list[tuple[Tensor, Tensor]]) -> None:
     why = "does not run its head"
     if made:
         values, given = made[-1]
@@ -211,8 +210,7 @@ def _refuse_changed(logits: Any, made: list[tuple[Values, torch.Tensor]]) -> Non
             known = not given.is_inference() and given._version == 0
             if known and logits.data_ptr() == given.data_ptr():
                 return
-            first = values if torch.is_tensor(values) else values[0]
-            if torch.equal(logits.real.to(first.device), first):  # moved, or copied
+            if torch.equal(logits.real.to(values.device), values):  # moved, or copied
                 return
         why = "changes the logits that its head makes"
     raise ModelError(
@@ -310,79 +308,95 @@ def uncapped(whole: Any) -> Iterator[None]:
         setattr(config, str(name), cap)
 
 
+class Asked(NamedTuple):
+    """What is read at a batch's loss tokens, besides their logprobs; see `packed_logprobs`."""
+
+    temperature: float = 1.0
+    entropy: bool = False
+    memory_budget: int | None = None  # of a head that is read by its weight
+    kept_ids: bool = True  # over those of the batch, if it has some
+    teachers: bool = False  # also logprobs of all ids that `batch.teachers` scored, over all ids
+
+
 def reader(
-    head: Any,
-    batch: Batch,
-    temperature: float,
-    entropy: bool,
-    memory_budget: int | None = None,
-    kept_ids: bool = True,
-    cap: float | None = None,
-) -> Callable[[Any], Values]:
-    """Hidden states [..., H] of the batch's rows -> logprobs [N], or (logprobs, entropies), by this head.
+    head: Any, batch: Batch, asked: Asked, cap: float | None = None
+) -> Callable[[Any], Tensor]:
+    """Hidden states [..., H] of the batch's rows -> values by this head, one after the other.
 
-    `cap`: of the model's logits; they are made then, unless ranks share the vocabulary.
-
-    `memory_budget`: of a head that is read by its weight. `kept_ids`: over those of the batch, if it has some.
+    They are logprobs [N], and entropies [N] if asked for; with teachers those of each list before the entropies, and
+    then, where the first are not over the kept ids, those that are. `cap`: of the model's logits; they are made then,
+    unless ranks share the vocabulary.
     """
-    logits_of = logits_by(head, cap)  # taken now: the caller may exchange it
-    support = batch.kept_ids if kept_ids else None
-    _check_kept(support, len(batch.loss_targets))
+    # taken now: the caller may exchange it
+    logits_of, plain = logits_by(head, cap), read_by_weight(head)
+    kept = batch.kept_ids if asked.kept_ids else None
+    _check_kept(kept, len(batch.loss_targets))
 
-    def by_weight(hidden: torch.Tensor) -> Values:
+    def by_weight(hidden: Tensor) -> Tensor:
         own = local_head(head, hidden)
-        return linear_selected_logprobs(
-            own.hidden,
-            own.weight,
-            batch.loss_targets,
-            rows=batch.loss_rows,
-            bias=own.bias,
-            temperature=temperature,
-            entropy=entropy,
-            rows_unique=batch.loss_rows_unique,
-            row_inverse=batch.loss_row_inverse,
-            softcap=cap,
-            memory_budget=memory_budget,
-            group=own.group,
-            support=support,
-        )
+        given = own.hidden, own.weight, batch.loss_targets
+        options: dict[str, Any] = {
+            "rows": batch.loss_rows,
+            "bias": own.bias,
+            "temperature": asked.temperature,
+            "rows_unique": batch.loss_rows_unique,
+            "row_inverse": batch.loss_row_inverse,
+            "softcap": cap,
+            "group": own.group,
+        }
+        more = options | {"memory_budget": asked.memory_budget}
+        all_ids: Callable[..., ListedLogprobs] = linear_listed_logprobs
+        listed = functools.partial(all_ids, *given, batch.teachers, **more)
+        own_options = options if asked.teachers else more
+        selected = functools.partial(linear_selected_logprobs, *given, **own_options)
+        return torch.cat(_values(asked, kept, listed, selected))
 
     def of_chunk(
-        hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, lists: Support | None
-    ) -> Values:
-        logits = logits_of(hidden.index_select(0, rows))
-        return selected_logprobs(
-            logits, targets, temperature=temperature, entropy=entropy, support=lists
-        )
+        hidden: Tensor, rows: Tensor, targets: Tensor, lists: dict[str, Any], kept: Any
+    ) -> tuple[Tensor, ...]:
+        given = logits_of(hidden.index_select(0, rows)), targets
+        listed = functools.partial(listed_logprobs, *given, lists, temperature=asked.temperature)
+        selected = functools.partial(selected_logprobs, *given, temperature=asked.temperature)
+        return tuple(_values(asked, kept, listed, selected))
 
-    def by_logits(hidden: torch.Tensor) -> Values:
+    def by_logits(hidden: Tensor) -> Tensor:
         """Of a chunk of loss tokens at a time, and again in backward, so that no more logits exist."""
         flat = hidden.reshape(-1, hidden.shape[-1])
-        rows, targets = batch.loss_rows.split(CHUNK), batch.loss_targets.split(CHUNK)
-        lists = [None] * len(rows) if support is None else support.split([len(r) for r in rows])
-        chunks = zip(rows, targets, lists, strict=True)
+        chunks = _chunks(batch, kept)
         made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in chunks]
-        if entropy:
-            logprobs, entropies = zip(*made, strict=True)
-            return torch.cat(logprobs), torch.cat(entropies)
-        return torch.cat(made)
+        return torch.cat([torch.cat(parts) for parts in zip(*made, strict=True)])
 
-    return by_weight_or_logits(head, cap, by_weight, by_logits)
-
-
-def by_weight_or_logits(
-    head: Any, cap: float | None, by_weight: Callable[[Any], Any], by_logits: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """The one that fits the head when its forward runs: FSDP2 gathers its weight then, and tensor parallel does not."""
-    plain = read_by_weight(head)
-
-    def read(hidden: Any) -> Any:
+    def read(hidden: Any) -> Tensor:
+        # when its forward runs: FSDP2 gathers its weight then, and tensor parallel does not
         if plain and (cap is None or is_split(head)):
             return by_weight(hidden)
         refuse_split(head)
         return by_logits(hidden)
 
     return read
+
+
+def _values(
+    asked: Asked, kept: Any, listed: Callable[..., ListedLogprobs], selected: Callable[..., Any]
+) -> list[Tensor]:
+    """In the order that `reader` says."""
+    if not asked.teachers:
+        out = selected(entropy=asked.entropy, support=kept)
+        return list(out) if isinstance(out, tuple) else [out]
+    all_ids = listed(entropy=asked.entropy)
+    entropy = [] if all_ids.entropy is None else [all_ids.entropy]
+    own = [] if kept is None else [selected(support=kept)]
+    return [all_ids.targets, *all_ids.lists.values(), *entropy, *own]
+
+
+def _chunks(batch: Batch, kept: Any) -> Iterator[tuple[Tensor, Tensor, dict[str, Any], Any]]:
+    """Rows, targets, teachers' lists and kept ids of `CHUNK` loss tokens each."""
+    rows, targets = batch.loss_rows.split(CHUNK), batch.loss_targets.split(CHUNK)
+    counts = [len(part) for part in rows]
+    lists = {name: own.split(counts) for name, own in batch.teachers.items()}
+    own_kept = [None] * len(rows) if kept is None else kept.split(counts)
+    for k, own in enumerate(zip(rows, targets, strict=True)):
+        yield *own, {name: parts[k] for name, parts in lists.items()}, own_kept[k]
 
 
 def _check_kept(support: Any, count: int) -> None:

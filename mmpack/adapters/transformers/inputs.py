@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from transformers.utils.import_utils import is_flash_attn_2_available
-
 from mmpack.adapters.transformers.attention import (
     attention_plan_of,
     is_attached,
@@ -18,23 +16,21 @@ from mmpack.adapters.transformers.attention import (
 )
 from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers, take_labels_of
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
-from mmpack.adapters.transformers.linear_attention import (
-    has_linear_attention,
-    refuse_kernels_on_a_cpu,
-)
+from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.media_inputs import (
     encoded_inputs,
     heard_inputs,
     inputs_without_media,
     pixel_inputs,
+    token_types,
 )
 from mmpack.adapters.transformers.rope import KEYWORD as ROPE_LENGTHS
 from mmpack.adapters.transformers.rope import lengths_of, rope_rules, take_lengths
 from mmpack.adapters.transformers.routes import KEYWORD, routes_of
-from mmpack.adapters.transformers.token_types import token_types
 from mmpack.adapters.transformers.tower import (
     Features,
     has_sharded_tower,
+    refuse_old_forward,
     takes_encoded_media,
     tile_patches,
     tower_and_projector,
@@ -56,11 +52,9 @@ from mmpack.errors import (
     ModelError,
     SchemaError,
     check_whole,
-    installed_version,
     kind_of,
 )
 from mmpack.families import Family, family_of_config
-from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts, most_of
 from mmpack.packing.media import held_pixels, patch_offsets
@@ -138,7 +132,11 @@ def inputs_of(
     refuse_other_batch(batch, model, "model_inputs", not isinstance(features, SummedFeatures))
     if features is not None or max_patches is not None:
         refuse_options(model, features, max_patches, "model_inputs")
-        _refuse_padded(batch)
+        if not isinstance(batch, PackedBatch):
+            raise ModelError(
+                "model_inputs: a padded batch is encoded by the model's forward, without features and max_patches. "
+                "Fix: pass mp.pack"
+            )
     attached = is_attached(model)
     inputs: dict[str, Any] = {"use_cache": False}
     if isinstance(batch, PackedBatch):
@@ -167,12 +165,13 @@ def inputs_of(
     if attached:
         inputs["attention_plan"] = attention_plan_of(batch, model)
         if has_linear_attention(model):
-            inputs[SEGMENTS] = _segment_plan(batch)
+            if batch.segment_plan is None:
+                raise ModelError(
+                    "model_inputs: the batch has no segment_plan, which the model's linear attention needs; "
+                    f"{batch.family} declares none. Fix: make samples of a family with linear_attention=True"
+                )
+            inputs[SEGMENTS] = batch.segment_plan
     else:
-        _refuse_missing_kernels(model.config.get_text_config())
-        refuse_kernels_on_a_cpu(
-            model, "model_inputs", "attach(model), which runs mmpack's, or a GPU"
-        )
         if family.token_types is not None:
             inputs[family.token_types] = token_types(batch.input_ids, family)
     if batch.routed_experts is not None:
@@ -238,11 +237,7 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
         raise ArgumentError(
             f"{what}: features is {kind_of(features)}. Fix: pass a FeatureStore, or what encode_once yields"
         )
-    if not takes_encoded_media(model):
-        raise ModelError(
-            f"{what}: the forward of transformers {installed_version('transformers')} takes no media encoded "
-            "beforehand, as features and max_patches need. Fix: install transformers 5.19 or newer, or leave out both"
-        )
+    refuse_old_forward(model, what, "leave out features and max_patches")
     if isinstance(features, SummedFeatures):  # which all ranks made together
         return
     if has_sharded_tower(model):
@@ -261,28 +256,8 @@ def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -
             "model_inputs: encode_once and encode_together don't share media over sequence_group. "
             "Fix: leave out one of the two"
         )
-    if batch.media and not takes_encoded_media(model):
-        raise ModelError(
-            f"model_inputs: the forward of transformers {installed_version('transformers')} takes no media that "
-            "other ranks encoded. Fix: install transformers 5.19 or newer, or leave out sequence_group"
-        )
-
-
-def _segment_plan(batch: Batch) -> SegmentPlan:
-    if batch.segment_plan is None:
-        raise ModelError(
-            f"model_inputs: the batch has no segment_plan, which the model's linear attention needs; {batch.family} "
-            "declares none. Fix: pack or pad samples of a family with linear_attention=True"
-        )
-    return batch.segment_plan
-
-
-def _refuse_padded(batch: Batch) -> None:
-    if not isinstance(batch, PackedBatch):
-        raise ModelError(
-            "model_inputs: a padded batch is encoded by the model's forward, as frameworks do, without features and "
-            "max_patches. Fix: pass mp.pack"
-        )
+    if batch.media:
+        refuse_old_forward(model, "model_inputs", "leave out sequence_group")
 
 
 def _least_runs(
@@ -314,11 +289,7 @@ def _refuse_idle_tower(model: Any, attached: bool) -> None:
             "Fix: call mmpack.adapters.transformers.attach(model)"
         )
     # its own forward runs the tower at another place than an idle one
-    if not takes_encoded_media(model):
-        raise ModelError(
-            "model_inputs: the model is sharded, the batch has no media, and the forward of this transformers takes "
-            "no media encoded beforehand. Fix: install transformers 5.19 or newer, or put media into every batch"
-        )
+    refuse_old_forward(model, "model_inputs", "put media into every batch: the model is sharded")
 
 
 def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> None:
@@ -340,17 +311,6 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> N
         raise ModelError(
             f"{what}: the batch has id {low if low < 0 else high}, the model's ids are 0 to {size - 1}. "
             "Fix: wrap this model's processor, or resize the model's embeddings"
-        )
-
-
-def _refuse_missing_kernels(text: Any) -> None:
-    """transformers looks for the attention that a config names in the forward only."""
-    if text._attn_implementation != "flash_attention_2":
-        return
-    if not (is_flash_attn_2_available() or installed_version("kernels")):
-        raise ModelError(
-            "model_inputs: the text model's attention is 'flash_attention_2', and neither flash_attn nor a "
-            "fitting version of kernels is installed. Fix: call model.set_attn_implementation('sdpa'), or attach(model)"
         )
 
 

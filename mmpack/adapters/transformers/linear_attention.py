@@ -8,8 +8,6 @@ net's forward runs mmpack's ops where it finds it there, and is its own for any 
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
 from typing import Any
 
 import torch
@@ -27,9 +25,6 @@ from mmpack.ops.linear_attention import SegmentPlan, segment_conv1d, segment_del
 
 KEYWORD = "segment_plan"
 KIND = "linear_attention"  # in `layer_types` of a text model's config
-# Of transformers' modeling files, and what they call where it is installed.
-THEIRS = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
-PACKAGES = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 PARTS = (  # of a net
     *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "A_log", "dt_bias"),
     *("norm", "out_proj", "head_k_dim", "head_v_dim", "key_dim", "value_dim", "activation"),
@@ -150,27 +145,6 @@ def refuse_unknown_nets(whole: Any) -> None:
             raise ModelError(
                 f"attach: conv1d of layer {number} is a {type(net.conv1d).__name__}, and linear attention would "
                 "read its base weight only. Fix: leave conv1d out of LoRA's target_modules"
-            )
-
-
-def refuse_kernels_on_a_cpu(whole: Any, what: str, fix: str) -> None:
-    """Raise ModelError where a net's own forward would hand rows on a CPU to a package's kernel.
-
-    Since 5.17 transformers' functions are the package's wherever it is installed; Triton then finds no driver.
-    """
-    if not has_linear_attention(whole):
-        return
-    net = next((n for n in map(net_of, decoder_layers(whole)) if n is not None), None)
-    if net is None or net.in_proj_z.weight.device.type != "cpu":
-        return
-    held = vars(sys.modules[type(net).__module__])
-    for name in (name for name in THEIRS if inspect.isfunction(held.get(name))):
-        chosen = inspect.getclosurevars(held[name]).nonlocals.get("implementation")
-        package = str(getattr(chosen, "__module__", "")).partition(".")[0]
-        if package in PACKAGES:
-            raise ModelError(
-                f"{what}: the model is on a CPU, where transformers' linear attention calls {PACKAGES[package]}, whose "
-                f"kernels need a GPU. Fix: {fix}"
             )
 
 

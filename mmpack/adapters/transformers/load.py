@@ -1,17 +1,18 @@
-"""A checkpoint by name or path: its model in fp32 on the CPU, and its processor."""
+"""A checkpoint by name or path: its model in fp32 on the CPU, its processor, its tokenizer as a function to text."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_torchvision_available
@@ -91,3 +92,29 @@ def _processor_class(name: str) -> Any:
     if name in WITHOUT_TORCHVISION and not is_torchvision_available():
         return WITHOUT_TORCHVISION[name]
     return getattr(transformers, name)
+
+
+def load_tokenizer(name: str) -> Any:
+    """transformers' tokenizer. Raises: ArgumentError if `name` can't be loaded."""
+    with loading("--tokenizer", name, "a folder with a tokenizer"):
+        return AutoTokenizer.from_pretrained(name)
+
+
+def load_decoder(name: str) -> Callable[[Sequence[int]], str]:
+    """ids -> text: special tokens kept, spaces as they are, ids beyond the vocabulary as <id N>.
+
+    Raises: ArgumentError if `name` can't be loaded.
+    """
+    tokenizer = load_tokenizer(name)
+    known = len(tokenizer)
+
+    def decode(ids: Sequence[int]) -> str:
+        out = []
+        for has_text, run in groupby(map(int, ids), lambda i: i < known):
+            if has_text:
+                out.append(str(tokenizer.decode(list(run), clean_up_tokenization_spaces=False)))
+            else:
+                out += [f"<id {i}>" for i in run]
+        return "".join(out)
+
+    return decode

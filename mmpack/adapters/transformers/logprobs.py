@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from mmpack.adapters.transformers import heads
 from mmpack.adapters.transformers.heads import (
-    Values,
+    Asked,
     head_of,
-    local_head,
     logit_cap,
     read_in_forward,
     reader,
@@ -21,13 +16,9 @@ from mmpack.adapters.transformers.heads import (
 from mmpack.adapters.transformers.inputs import inputs_of, model_inputs
 from mmpack.adapters.transformers.tower import Features
 from mmpack.adapters.transformers.ulysses.make import row_split
-from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import check_flag
-from mmpack.ops.logprobs.linear.selected import linear_selected_logprobs
-from mmpack.ops.logprobs.listed import ListedLogprobs, linear_listed_logprobs, listed_logprobs
-from mmpack.ops.logprobs.selected import selected_logprobs
-from mmpack.ops.logprobs.support import ScoredSupport, Support
+from mmpack.ops.logprobs.listed import ListedLogprobs
 from mmpack.packing.batch import Batch
 
 if TYPE_CHECKING:
@@ -47,7 +38,7 @@ def packed_logprobs(
     memory_budget: int | None = None,
     kept_ids: bool = True,
     sequence_group: ProcessGroup | None = None,
-) -> torch.Tensor: ...
+) -> Tensor: ...
 
 
 @overload
@@ -63,7 +54,7 @@ def packed_logprobs(
     memory_budget: int | None = None,
     kept_ids: bool = True,
     sequence_group: ProcessGroup | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def packed_logprobs(
@@ -78,7 +69,7 @@ def packed_logprobs(
     memory_budget: int | None = None,
     kept_ids: bool = True,
     sequence_group: ProcessGroup | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """float32 [N]: log p (natural log) of each loss token under `model`, of a packed or a padded batch; differentiable.
 
     Pass the outermost wrapper, DistributedDataParallel or DeepSpeed's engine: `ddp.module` trains without reducing
@@ -105,27 +96,21 @@ def packed_logprobs(
     """
     check_flag("packed_logprobs", "kept_ids", kept_ids)
     whole = unwrap(model, "packed_logprobs")
-    head = head_of(whole)
     split = row_split(batch, model, sequence_group, "packed_logprobs")
     own = batch if split is None else split.own_loss(batch)
     inputs = inputs_of(batch, model, vision, features, max_patches, split)
-    read = reader(head, own, temperature, entropy, memory_budget, kept_ids, logit_cap(whole))
-    return _gathered(read_in_forward(model, whole, head, read, inputs), split)
+    asked = Asked(temperature, entropy, memory_budget, kept_ids)
+    values = _read(model, whole, own, inputs, asked)
+    values = values.unflatten(0, (1 + bool(entropy), len(own.loss_targets)))
+    if split is not None:  # those of all ranks' loss tokens
+        values = split.gather(values.T.contiguous()).T.contiguous()
+    return (values[0], values[1]) if entropy else values[0]
 
 
-def _gathered(values: Values, split: RowSplit | None) -> Values:
-    """Those of all ranks' loss tokens, where rows are split."""
-    if split is None:
-        return values
-    if torch.is_tensor(values):
-        return split.gather(values)
-    logprobs, entropies = split.gather(torch.stack(values, dim=1)).unbind(1)
-    return logprobs.contiguous(), entropies.contiguous()
-
-
-# ---- what teachers scored ---------------------------------------------------------------------------
-
-WHAT = "packed_listed_logprobs"
+def _read(model: Any, whole: Any, batch: Batch, inputs: dict[str, Any], asked: Asked) -> Tensor:
+    head = head_of(whole)
+    read = reader(head, batch, asked, logit_cap(whole))
+    return read_in_forward(model, whole, head, read, inputs)
 
 
 def packed_listed_logprobs(
@@ -147,106 +132,12 @@ def packed_listed_logprobs(
 
     Args: see `packed_logprobs`, and so are errors, parallel models, and heads that an adapter changed.
     """
-    whole = unwrap(model, WHAT)
-    head = heads.head_of(whole)
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
-    read = _reader(head, batch, temperature, entropy, memory_budget, heads.logit_cap(whole))
-    values = heads.read_in_forward(model, whole, head, read, inputs)
-    assert isinstance(values, Tensor)
-    return _parts(values, batch, entropy)
-
-
-def _reader(
-    head: Any,
-    batch: Batch,
-    temperature: float,
-    entropy: bool,
-    memory_budget: int | None,
-    cap: float | None,
-) -> Callable[[Any], Tensor]:
-    """Hidden states [..., H] of the batch's rows -> all values, one after the other as `_parts` cuts them."""
-    logits_of = heads.logits_by(head, cap)  # taken now: the caller may exchange it
-
-    def by_weight(hidden: Tensor) -> Tensor:
-        own = local_head(head, hidden)
-        out = linear_listed_logprobs(
-            own.hidden,
-            own.weight,
-            batch.loss_targets,
-            batch.teachers,
-            batch.loss_rows,
-            own.bias,
-            temperature,
-            entropy,
-            rows_unique=batch.loss_rows_unique,
-            row_inverse=batch.loss_row_inverse,
-            softcap=cap,
-            memory_budget=memory_budget,
-            group=own.group,
-        )
-        if batch.kept_ids is None:
-            return torch.cat(_values(out))
-        kept = linear_selected_logprobs(
-            own.hidden,
-            own.weight,
-            batch.loss_targets,
-            batch.loss_rows,
-            own.bias,
-            temperature,
-            rows_unique=batch.loss_rows_unique,
-            row_inverse=batch.loss_row_inverse,
-            softcap=cap,
-            group=own.group,
-            support=batch.kept_ids,
-        )
-        assert isinstance(kept, Tensor)
-        return torch.cat([*_values(out), kept])
-
-    def of_chunk(
-        hidden: Tensor, rows: Tensor, targets: Tensor, lists: Mapping[str, Support], kept: Any
-    ) -> tuple[Tensor, ...]:
-        logits = logits_of(hidden.index_select(0, rows))
-        out = listed_logprobs(logits, targets, lists, None, temperature, entropy)
-        if kept is None:
-            return tuple(_values(out))
-        own = selected_logprobs(logits, targets, temperature=temperature, support=kept)
-        assert isinstance(own, Tensor)
-        return *_values(out), own
-
-    def by_logits(hidden: Tensor) -> Tensor:
-        """Of a chunk of loss tokens at a time, and again in backward, so that no more logits exist."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in _chunks(batch)]
-        return torch.cat([torch.cat(parts) for parts in zip(*made, strict=True)])
-
-    return heads.by_weight_or_logits(head, cap, by_weight, by_logits)
-
-
-def _chunks(batch: Batch) -> Iterator[tuple[Tensor, Tensor, dict[str, ScoredSupport], Any]]:
-    rows, targets = batch.loss_rows.split(heads.CHUNK), batch.loss_targets.split(heads.CHUNK)
-    counts = [len(part) for part in rows]
-    lists = {name: own.split(counts) for name, own in batch.teachers.items()}
-    kept = None if batch.kept_ids is None else batch.kept_ids.split(counts)
-    for k, (own_rows, own_targets) in enumerate(zip(rows, targets, strict=True)):
-        own = {name: parts[k] for name, parts in lists.items()}
-        yield own_rows, own_targets, own, None if kept is None else kept[k]
-
-
-def _values(out: ListedLogprobs) -> list[Tensor]:
-    entropy = [] if out.entropy is None else [out.entropy]
-    return [out.targets, *out.lists.values(), *entropy]
-
-
-def _parts(values: Tensor, batch: Batch, entropy: bool) -> tuple[Tensor, ListedLogprobs]:
-    """The logprobs for the loss, and the others."""
+    asked = Asked(temperature, entropy, memory_budget, teachers=True)
+    values = _read(model, unwrap(model, "packed_listed_logprobs"), batch, inputs, asked)
     count = len(batch.loss_targets)
-    sizes = [len(own.ids) for own in batch.teachers.values()]
-    sizes = [
-        count,
-        *sizes,
-        *([count] if entropy else []),
-        *([] if batch.kept_ids is None else [count]),
-    ]
+    more = bool(entropy) + (batch.kept_ids is not None)
+    sizes = [count, *(len(own.ids) for own in batch.teachers.values()), *[count] * more]
     targets, *rest = values.split(sizes)
     kept = targets if batch.kept_ids is None else rest.pop()
     entropies = rest.pop() if entropy else None

@@ -34,6 +34,7 @@ from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import NONE, Counts
 from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
+from mmpack.schema.spans import MODALITIES
 
 
 @dataclass
@@ -228,3 +229,14 @@ def _gathered(features: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     """[P, H] of all media -> [V, H] of all runs; the backward adds a medium's gradients with one rounding."""
     vision = batch.vision_rows.to(features.device)
     return gather_rows(features, vision.features, inverse=vision.inverse)
+
+
+def token_types(ids: torch.Tensor, family: Family) -> torch.Tensor:
+    """Like `ids`: 1 at placeholders of images, 2 at those of videos, 3 at those of audio, 0 elsewhere.
+
+    For forwards that ask for it: models whose media see each other in both directions.
+    """
+    out = torch.zeros_like(ids)
+    for modality, placeholder in family.placeholder_ids.items():
+        out += (ids == placeholder) * (1 + MODALITIES.index(modality))
+    return out

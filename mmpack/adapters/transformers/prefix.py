@@ -21,6 +21,7 @@ from transformers import DynamicCache
 
 from mmpack.adapters.transformers.attention import attach, head_dim_of, is_attached
 from mmpack.adapters.transformers.heads import (
+    Asked,
     has_own_forward,
     head_of,
     logit_cap,
@@ -150,19 +151,12 @@ def prefix_logprobs(
             hidden, patches = _suffix(whole, batch, cache, hit.tokens, index, max_patches)
             on_device = _shifted(batch.to(device), hit.tokens)
             head = head_of(whole)
-            read = reader(
-                head,
-                on_device,
-                temperature,
-                False,
-                kept_ids=kept_ids,
-                cap=logit_cap(whole),
-            )
+            asked = Asked(temperature, kept_ids=kept_ids)
+            read = reader(head, on_device, asked, logit_cap(whole))
             logprobs = read_hidden(head, read, hidden)
         with index.reserve(keys, packed_rows=np.arange(len(sample)), pack=sample.sample_id) as new:
             if new.stop > new.start:
                 kv.write(new.rows, _rows_of(cache, new.start, new.stop, index))
-    assert torch.is_tensor(logprobs)
     return PrefixLogprobs(logprobs, hit.tokens, new.stop - new.start, patches)
 
 

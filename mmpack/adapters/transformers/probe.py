@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmpack.adapters.transformers.attention import attach, is_attached
-from mmpack.adapters.transformers.heads import head_of, logit_cap, read_hidden, reader
+from mmpack.adapters.transformers.heads import Asked, head_of, logit_cap, read_hidden, reader
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.probe_hooks import BatchRows, Hooks
 from mmpack.adapters.transformers.routes import take_routes
@@ -208,9 +208,8 @@ def _run_batch(
         source = recorder.put("lm_head", IN, some, part)
         logits = recorder.shaken(head(some))
         recorder.put("lm_head", OUT, logits, part, source, some.shape[-1])
-    read_out = reader(head, batch, temperature, False, kept_ids=kept_ids, cap=logit_cap(whole))
+    read_out = reader(head, batch, Asked(temperature, kept_ids=kept_ids), logit_cap(whole))
     values = read_hidden(head, read_out, recorder.shaken(hidden))
-    assert torch.is_tensor(values)
     scored = torch.stack([values, torch.ones_like(values)], dim=1)  # so that errors are of order 1
     for part in rows.loss_rows():
         recorder.put("logprobs", OUT, recorder.shaken(scored), part)

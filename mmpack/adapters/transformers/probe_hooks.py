@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
-from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import calls_of
 from mmpack.probe.places import TEXT, Places
@@ -92,10 +91,6 @@ def _runs(
     starts: np.ndarray,
 ) -> dict[int, list[int]]:
     """Occurrences of media by the batch's row of their first placeholder, in row order: samples share rows."""
-    if len(samples) + 1 != len(starts):
-        raise ModelError(
-            "probe: packing dropped some samples. Fix: pass samples that mp.validate accepts"
-        )
     number = {member: k for k, member in enumerate(members)}
     found: dict[int, list[int]] = {}
     for o, (sample, _, _, token) in enumerate(places.media.tolist()):
@@ -114,11 +109,6 @@ def _tower_calls(
     """
     vision = getattr(model.config, "vision_config", None)
     order = batch.media_order
-    if len(runs) != len(order):
-        raise ModelError(
-            f"probe: the batch has {len(order)} runs of placeholders, its samples {len(runs)}. "
-            "Fix: pass samples that mp.validate accepts"
-        )
     made = list(zip(order, runs.values(), strict=True))
     family = batch.family_of()
     if isinstance(batch, PackedBatch) and takes_encoded_media(model):

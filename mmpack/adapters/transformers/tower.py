@@ -23,7 +23,7 @@ from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ModelError
+from mmpack.errors import ModelError, installed_version
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
@@ -39,6 +39,15 @@ Features = FeatureStore | SummedFeatures
 def takes_encoded_media(model: Any) -> bool:
     """Whether the forward takes media that were encoded before: `mm_encoder_outputs`, from transformers 5.19 on."""
     return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+
+
+def refuse_old_forward(model: Any, what: str, instead: str) -> None:
+    """Raise ModelError, as `what`, where the forward takes no encoded media."""
+    if not takes_encoded_media(model):
+        raise ModelError(
+            f"{what}: the forward of transformers {installed_version('transformers')} takes no media encoded "
+            f"beforehand. Fix: install transformers 5.19 or newer, or {instead}"
+        )
 
 
 def tower_and_projector(model: Any) -> Tower:

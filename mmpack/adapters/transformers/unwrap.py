@@ -32,7 +32,8 @@ def unwrap(model: Any, what: str) -> Any:
     peft = getattr(model, "active_peft_config", None)
     if peft is None:
         raise ModelError(
-            f"{what}: {type(model).__name__} is not a transformers model. Fix: {_instead(model)}"
+            f"{what}: {type(model).__name__} is not a transformers model. Fix: pass the model that from_pretrained "
+            "made, or PEFT's, DistributedDataParallel's or FSDP2's (fully_shard) of it; compile its layers, not it"
         )
     if getattr(peft, "is_prompt_learning", False):
         raise ModelError(
@@ -40,17 +41,6 @@ def unwrap(model: Any, what: str) -> Any:
             "Fix: train adapters of weights (LoRA)"
         )
     return model.get_base_model()
-
-
-def _instead(model: Any) -> str:
-    """What to pass: the `.module` of a wrapper that reduces gradients would train without reducing them."""
-    if isinstance(model, torch.nn.DataParallel):
-        return "pass its .module, which trains on one device, or use DistributedDataParallel"
-    if hasattr(model, "module"):
-        return "wrap the model in DistributedDataParallel or FSDP2 (fully_shard) instead"
-    if hasattr(model, "_orig_mod"):
-        return "compile the model's layers, and pass the model that from_pretrained made"
-    return "pass the model that from_pretrained made"
 
 
 def is_parallel(model: Any) -> bool:

@@ -9,19 +9,9 @@ with needs("trl", __name__):
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-from mmpack.adapters.trl.async_grpo import MmpackAsyncGRPO, SampleWorker, to_rollouts
-from mmpack.adapters.trl.convert import from_batch, loss_columns, to_samples
-from mmpack.adapters.trl.grpo import MmpackGRPO, PassStats
+from mmpack.adapters.trl.async_grpo import MmpackAsyncGRPO
+from mmpack.adapters.trl.convert import from_batch, to_samples
+from mmpack.adapters.trl.grpo import MmpackGRPO
 from mmpack.adapters.trl.rollouts import to_trajectories
 
-__all__ = [
-    "MmpackAsyncGRPO",
-    "MmpackGRPO",
-    "PassStats",
-    "SampleWorker",
-    "from_batch",
-    "loss_columns",
-    "to_rollouts",
-    "to_samples",
-    "to_trajectories",
-]
+__all__ = ["MmpackAsyncGRPO", "MmpackGRPO", "from_batch", "to_samples", "to_trajectories"]

@@ -17,12 +17,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.adapters.trl.mixin import TrainerMixin
-from mmpack.errors import ArgumentError, BackendError, ModelError, check_whole
+from mmpack.errors import ArgumentError, BackendError, check_whole
 from mmpack.losses.policy.loss import policy_loss
 from mmpack.schema.rules import check
 from mmpack.schema.sample import Sample
@@ -53,16 +54,11 @@ class MmpackAsyncGRPO(TrainerMixin):
                 f"{WHAT}: TRL's own rollout worker drops pictures. Fix: pass rollout_worker=SampleWorker(rollouts)"
             )
         super().__init__(*args, **kwargs)
-        if self.accelerator.num_processes > 1:
-            raise ModelError(
-                f"{WHAT}: {self.accelerator.num_processes} processes run, but packs can't be dispatched between them. "
-                "Fix: run one process, or use MmpackGRPO"
-            )
-        if self.aux_loss_enabled:
-            raise ModelError(
-                f"{WHAT}: the router's auxiliary loss is on, which a pack can't compute. "
-                "Fix: pass router_aux_loss_coef=0.0"
-            )
+        options = (
+            ("several processes", self.accelerator.num_processes > 1, "run one, or use MmpackGRPO"),
+            ("the router's auxiliary loss", self.aux_loss_enabled, "router_aux_loss_coef=0.0"),
+        )
+        refuse_on(WHAT, options)
         whole = unwrap(self.accelerator.unwrap_model(self.model), WHAT)
         # TRL loads every part with an attention that needs its trie; the tower has none
         whole.set_attn_implementation("sdpa")

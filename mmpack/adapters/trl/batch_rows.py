@@ -12,15 +12,14 @@ import torch
 
 from mmpack.adapters.checks import valid_tokens
 from mmpack.adapters.processed_media import media_of_inputs
-from mmpack.errors import ArgumentError, LayoutError
+from mmpack.adapters.row_sample import row_sample
+from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.layout.occurrences import spans_from_runs
-from mmpack.layout.runs import placeholder_runs, true_runs
 from mmpack.packing.media import patches_of_canvas
 from mmpack.processors.pixels import patches_of, patches_of_lines
+from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-from mmpack.schema.spans import LossSpan, covered
 
 
 def rows_to_samples(
@@ -29,17 +28,38 @@ def rows_to_samples(
     completion_start: int,
     family: Family,
     media: Sequence[Sequence[Medium]],
+    scored: torch.Tensor | None = None,
+    processor: Processor | None = None,
 ) -> list[Sample]:
-    """One sample per row; its loss spans are the completion's tokens except placeholders.
+    """One sample per row; its loss spans are the completion's tokens except placeholders, where `scored` says so.
 
-    Args: `input_ids`, `attention_mask`: [B, P + C]. `completion_start`: P. `media`: each row's, see `media_of_rows`.
+    Args: `input_ids`, `attention_mask`, `scored`: [B, P + C]. `completion_start`: P. `media`: each row's, see
+    `media_of_rows`. `processor`: whose settings are recorded.
     Raises: LayoutError where placeholders and images of a row don't match; ArgumentError for a mask with holes.
     """
     ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
-    return [
-        _row(b, ids[b], mask[b], completion_start, family, media[b] if len(media) else [])
-        for b in range(len(ids))
-    ]
+    wanted = ~np.isin(ids, list(family.placeholder_ids.values()))
+    wanted[:, :completion_start] = False
+    if scored is not None:
+        wanted &= scored.cpu().numpy().astype(bool)
+    out = []
+    for b, row in enumerate(ids):
+        where = f"trl: row {b}"
+        kept = valid_tokens(mask[b], where, "pad prompts left and completions right")
+        images = list(media[b]) if len(media) else []
+        sample = row_sample(
+            where,
+            row[kept],
+            {"image": images, "video": []},
+            wanted[b, kept],
+            family,
+            response_start=max(completion_start - kept.start, 0),
+            processor=processor,
+            sample_id=str(b),
+            group_id=str(b),
+        )
+        out.append(sample)
+    return out
 
 
 def media_of_rows(
@@ -113,36 +133,3 @@ def _one_by_one(
         return None
     rows = torch.cat([torch.from_numpy(d.pixel_values) for d in done])
     return rows.to(pixel_values.dtype), torch.tensor([d.grid_thw for d in done])
-
-
-def _row(
-    b: int,
-    ids: np.ndarray,
-    mask: np.ndarray,
-    completion_start: int,
-    family: Family,
-    images: Sequence[Medium],
-) -> Sample:
-    where = f"trl: row {b}"
-    kept = valid_tokens(mask, where, "pad prompts left and completions right")
-    own = ids[kept].astype(np.int64)
-    found = placeholder_runs(own, family)
-    runs = sum(family.spans_of("image", m.grid_thw) for m in images)
-    if len(found) != runs or found.is_video.any():
-        raise LayoutError(
-            f"{where} has {len(found)} runs of placeholders and {len(images)} images: "
-            "an image was dropped (dropped_image), or the policy sampled a placeholder (sampled_placeholder). "
-            "Fix: raise max_completion_length, or suppress the placeholder ids in the sampler",
-            "MM104" if len(found) > runs else "MM107",
-        )
-    media, spans = spans_from_runs(found, images, family, where)
-    scored = (np.arange(len(own)) >= completion_start - kept.start) & ~covered(spans, len(own))
-    return Sample(
-        sample_id=str(b),
-        group_id=str(b),
-        family=family.name,
-        input_ids=own,
-        media=media,
-        modality_spans=spans,
-        loss_spans=[LossSpan(a, z) for a, z in true_runs(scored)],
-    )

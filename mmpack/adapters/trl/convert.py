@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mmpack.adapters.checks import check_each, check_same
+from mmpack.adapters.loss_values import COLUMNS, at_loss_tokens
 from mmpack.adapters.processed_media import name_images
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
@@ -23,24 +24,16 @@ from mmpack.adapters.response_lists import (
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.errors import ArgumentError, LayoutError
-from mmpack.layout.fingerprint import fingerprint, response_hash
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.runs import true_runs
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pixels import float_pixels
 from mmpack.processors.wrap import wrap_processor
-from mmpack.schema.sample import RESPONSE_TEXT_KEY, Sample
-from mmpack.schema.spans import LossSpan, ObservationSpan
+from mmpack.schema.sample import Sample
+from mmpack.schema.spans import ObservationSpan
 
 KEY = "trl"  # in Sample.metadata
-# one value per completion token, [B, C]: TRL's name -> what it pads with, name of the loss column
-COLUMNS = {
-    "old_per_token_logps": (0.0, "old_logprobs"),
-    "ref_per_token_logps": (0.0, "ref_logprobs"),
-    "sampling_per_token_logps": (0.0, "rollout_logprobs"),
-    "importance_sampling_ratio": (1.0, "importance_sampling_ratio"),
-    "advantages": (0.0, "advantages"),
-}
+FILL = {"importance_sampling_ratio": 1.0}  # what TRL pads columns with, where it is not 0
 LAYOUT = {
     "prompt_ids",
     "prompt_mask",
@@ -82,7 +75,7 @@ def to_samples(
     length than the batch; LayoutError where ids, images and mm_token_type_ids contradict each other.
     """
     outputs = {name: value for name, value in outputs.items() if value is not None}
-    unknown = [name for name in outputs if name not in LAYOUT | COLUMNS.keys()]
+    unknown = [name for name in outputs if name not in LAYOUT | COLUMNS[KEY].keys()]
     if unknown:
         raise ArgumentError(
             f"to_samples: {unknown[0]!r} is not a field of a batch of mmpack's families. Fix: drop it"
@@ -95,14 +88,18 @@ def to_samples(
     ids = torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1)
     lengths = _completion_lengths(outputs, pad_id)
     places = torch.arange(outputs["completion_ids"].shape[1])
-    present = torch.cat([outputs["prompt_mask"].cpu(), places < lengths[:, None]], dim=1)
+    present = torch.cat([outputs["prompt_mask"].cpu().bool(), places < lengths[:, None]], dim=1)
     pixels, grids = outputs.get("pixel_values"), outputs.get("image_grid_thw")
     media = media_of_rows(pixels, grids, outputs.get("num_images"), wrapped.family)
     if images is not None and media:
         for b, (row, own) in enumerate(zip(media, images, strict=True)):
             name_images({"image": row}, own or (), wrapped, f"to_samples: row {b}")
     start = outputs["prompt_ids"].shape[1]
-    samples = rows_to_samples(ids, present, start, wrapped.family, media)
+    attended = torch.cat([outputs["prompt_mask"], outputs["completion_mask"]], dim=1).cpu().bool()
+    scored = attended.clone()
+    if "tool_mask" in outputs:
+        scored[:, start:] &= outputs["tool_mask"].cpu().bool()
+    samples = rows_to_samples(ids, present, start, wrapped.family, media, scored, wrapped)
     _check_types(outputs, samples, present)
 
     prompts = outputs["prompt_mask"].sum(dim=1).tolist()
@@ -110,45 +107,34 @@ def to_samples(
         group_ids = [prompt_group(s, p) for s, p in zip(samples, prompts, strict=True)]
     sample_ids = numbered_in_groups(group_ids)
     for b, (sample, prompt) in enumerate(zip(samples, prompts, strict=True)):
-        _keep_masked(sample, outputs, b, prompt)
+        tools = (attended & ~scored)[b, present[b]].numpy()
+        sample.observation_spans = None
+        if "tool_mask" in outputs:
+            sample.observation_spans = [
+                ObservationSpan(a, z, "tool", turn)
+                for turn, (a, z) in enumerate(true_runs(tools), start=1)
+            ]
         sample.group_id, sample.sample_id = group_ids[b], sample_ids[b]
-        sample.processor = wrapped.settings
-        sample.processor_fingerprint = fingerprint(wrapped.settings)
         sample.sampling = sampling
-        sample.metadata[KEY] = _metadata(outputs, b, prompt, int(lengths[b]), pad_id)
+        known = _metadata(outputs, b, prompt, int(lengths[b]), pad_id)
+        sample.metadata[KEY] = known
         if KEPT_IDS in outputs:
             at, where = sample.loss_indices, f"to_samples: row {b}"
             lists = response_lists(outputs[KEPT_IDS][b], int(lengths[b]), where)
             sample.kept_ids = lists[at - prompt]
             refuse_missing(sample.kept_ids, np.ones(len(at), bool), where)
-        if "sampling_per_token_logps" in outputs:
-            logprobs = _at_loss_tokens(sample, "sampling_per_token_logps")
-            sample.rollout_logprobs = None if np.isnan(logprobs).any() else logprobs
-        if sample.num_loss_tokens:
-            written = sample.input_ids[sample.loss_indices].tolist()
-            text = wrapped.tokenizer.decode(written)
-            sample.metadata[RESPONSE_TEXT_KEY] = response_hash(text, written)
+        logprobs = at_loss_tokens(sample, known, "sampling_per_token_logps")
+        if logprobs is not None and not logprobs.isnan().any():
+            sample.rollout_logprobs = logprobs.float().numpy()
     return samples
-
-
-def loss_columns(samples: Sequence[Sample]) -> dict[str, list[np.ndarray]]:
-    """What `to_samples` recorded per token, for `mp.pack(…, loss_columns=…)`: float32 [n] per sample.
-
-    Names: `old_logprobs`, `ref_logprobs`, `importance_sampling_ratio`, `advantages` (TRL's own are one per sample,
-    and stay in its dict). The samples bring `rollout_logprobs` themselves.
-    """
-    return {
-        column: [_at_loss_tokens(s, name) for s in samples]
-        for name, (_, column) in COLUMNS.items()
-        if column != "rollout_logprobs" and _is_per_token(samples, name)
-    }
 
 
 def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> dict[str, Any]:
     """TRL's dict of a packed batch: prompts padded left, completions right, an image as often as it occurs.
 
-    Ids, images and loss tokens are the batch's, and so are its `loss_columns` of the names in `loss_columns`, and its
-    `kept_ids`: of each row a Ragged with a list per completion token, empty where there is no loss.
+    Ids, images and loss tokens are the batch's, and so are its `loss_columns` of names that
+    `mmpack.adapters.loss_values.loss_columns` gives, and its `kept_ids`: of each row a Ragged with a list per
+    completion token, empty where there is no loss.
     `samples`, those of the batch in its order, give the rest: where a prompt ends, the width of the rectangles, tool
     tokens, values of tokens out of the loss. Without them a prompt ends at its first loss token.
 
@@ -193,7 +179,8 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
         )
     if totals != {None}:
         out["num_items_in_batch"] = torch.tensor(totals.pop(), device=batch.device)
-    for name, (fill, column) in COLUMNS.items():
+    for name, column in COLUMNS[KEY].items():
+        fill = FILL.get(name, 0.0)
         recorded = [k["columns"].get(name) for k in known]
         if column in batch.loss_columns:
             values = [x.tolist() for x in batch.unpack_loss(batch.loss_columns[column].float())]
@@ -248,24 +235,6 @@ def _check_types(
         )
 
 
-def _keep_masked(sample: Sample, outputs: Mapping[str, Any], b: int, prompt: int) -> None:
-    """Loss spans where both masks keep a token; what only tool_mask drops is an observation."""
-    length = len(sample) - prompt
-    attended = outputs["completion_mask"][b, :length].cpu().bool().numpy()
-    kept = attended
-    if "tool_mask" in outputs:
-        kept = attended & outputs["tool_mask"][b, :length].cpu().bool().numpy()
-        sample.observation_spans = [
-            ObservationSpan(prompt + a, prompt + z, "tool", turn)
-            for turn, (a, z) in enumerate(true_runs(attended & ~kept), start=1)
-        ]
-    scored = np.zeros(len(sample), dtype=bool)
-    scored[sample.loss_indices] = True  # without placeholders
-    scored[prompt:] &= kept
-    runs = true_runs(scored)
-    sample.loss_spans = [LossSpan(a, z, turn=turn) for turn, (a, z) in enumerate(runs)]
-
-
 def _metadata(
     outputs: Mapping[str, Any], b: int, prompt: int, length: int, pad_id: int
 ) -> dict[str, Any]:
@@ -284,7 +253,7 @@ def _metadata(
     if "num_items_in_batch" in outputs:
         out["num_items_in_batch"] = int(outputs["num_items_in_batch"])
     columns: dict[str, Any] = {}
-    for name in COLUMNS:
+    for name in COLUMNS[KEY]:
         values = outputs.get(name)
         if values is None:
             continue
@@ -306,18 +275,6 @@ def _unrecorded(batch: PackedBatch, ids: list[int], scored: list[int]) -> dict[s
         "completion_mask": [1] * (len(ids) - prompt),
         "columns": {},
     }
-
-
-def _is_per_token(samples: Sequence[Sample], name: str) -> bool:
-    values = [s.metadata.get(KEY, {}).get("columns", {}).get(name) for s in samples]
-    return all(isinstance(v, list) for v in values)
-
-
-def _at_loss_tokens(sample: Sample, name: str) -> np.ndarray:
-    """float32 [n] of a column recorded [C]."""
-    recorded = sample.metadata[KEY]
-    column = np.asarray(recorded["columns"][name], dtype=np.float32)  # None becomes NaN
-    return column[sample.loss_indices - recorded["prompt_tokens"]]
 
 
 def _written(

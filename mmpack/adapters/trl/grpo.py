@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.loss_values import rectangle
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
@@ -312,15 +313,12 @@ def refuse_unsupported(trainer: Any) -> None:
     """Raise ModelError for settings of a trainer that the packed pass can't obey."""
     sharded = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     other = "turn it off, or train with plain GRPOTrainer"
-    for name, on, fix in (
+    options = (
         ("FSDP 1", getattr(sharded, "fsdp_version", 2) == 1, "fsdp_config={'version': 2}"),
         ("the router's auxiliary loss", trainer.aux_loss_enabled, other),
         ("torch_compile", trainer.args.torch_compile, other),
-    ):
-        if on:
-            raise ModelError(
-                f"MmpackGRPO: {name} is on, which the packed pass does not support. Fix: {fix}"
-            )
+    )
+    refuse_on("MmpackGRPO", options)
 
 
 def refuse_pictures(rows: Sequence[Any], family: Family) -> None:

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmpack.adapters.checks import as_list, check_each, is_list
-from mmpack.adapters.episodes import fields_of, kept_as_json, named
+from mmpack.adapters.checks import as_list, check_each
+from mmpack.adapters.episodes import fields_of, kept_as_json, named, refuse_no_list
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.ragged import Ragged
-from mmpack.trajectory.records import from_masked
+from mmpack.trajectory.records import Record, from_records
 from mmpack.trajectory.trajectory import Trajectory
 
 KEY = "trl"  # in Trajectory.metadata
 MASKS = ("env_mask", "tool_mask")
 _READ = (
-    "prompt_ids",
-    "completion_ids",
-    "logprobs",
-    "logprob_token_ids",
-    "images",
-    KEPT_IDS,
-    *MASKS,
+    *("prompt_ids", "completion_ids", "logprobs", "logprob_token_ids", "images"),
+    *(KEPT_IDS, *MASKS),
 )
 
 
@@ -53,10 +48,7 @@ def to_trajectories(
     """
     rollouts = fields_of(rollouts, "to_trajectories: rollouts", _READ[:2], "pass the whole dict")
     completions = rollouts["completion_ids"]
-    if not is_list(completions):
-        raise ArgumentError(
-            f"to_trajectories: completion_ids is {kind_of(completions)}. Fix: pass a list of ids per completion"
-        )
+    refuse_no_list("completion_ids", completions, "pass a list of ids per completion")
     count = len(completions)
     images = rollouts.get("images") if images is None else images
     masks = [name for name in MASKS if rollouts.get(name) is not None]
@@ -67,29 +59,27 @@ def to_trajectories(
     lists = {name: rollouts.get(name) for name in ("prompt_ids", "logprobs", KEPT_IDS, *masks)}
     lists |= {"images": images, "group_ids": group_ids}
     check_each("to_trajectories", count, "completions", lists)
-    processor = (
-        processing_class
-        if isinstance(processing_class, Processor)
-        else wrap_processor(processing_class)
-    )
+    processor = processing_class
+    if not isinstance(processor, Processor):
+        processor = wrap_processor(processing_class)
     made = []
     for i in range(count):
         ids = completions[i]
-        if not is_list(ids):
-            raise ArgumentError(
-                f"to_trajectories: completion_ids[{i}] is {kind_of(ids)}. Fix: pass the ids of one completion"
-            )
+        refuse_no_list(f"completion_ids[{i}]", ids, "pass the ids of one completion")
+        record = Record(
+            rollouts["prompt_ids"][i],
+            ids,
+            rollouts[masks[0]][i] if masks else None,
+            media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
+            logprobs=_logprobs(rollouts, i),
+            kept_ids=_lists(rollouts, i),
+        )
         made.append(
-            from_masked(
-                rollouts["prompt_ids"][i],
-                ids,
-                rollouts[masks[0]][i] if masks else [1] * len(ids),
+            from_records(
+                [record],
                 processor,
                 trajectory_id=f"to_trajectories: completion {i}",
                 group_id=str(i),
-                media=() if images is None else as_list(images[i], f"to_trajectories: images[{i}]"),
-                logprobs=_logprobs(rollouts, i),
-                kept_ids=_lists(rollouts, i),
                 expanded=expanded,
                 sampling=sampling,
                 metadata=_rest(rollouts, i, count),

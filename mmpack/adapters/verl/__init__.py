@@ -14,9 +14,9 @@ with needs("verl", __name__):
     import torch  # noqa: F401
 
 from mmpack.adapters.verl.agent_loop import to_trajectories
-from mmpack.adapters.verl.data import from_batch, from_samples, loss_columns, to_samples
+from mmpack.adapters.verl.data import from_batch, to_samples
 
-__all__ = ["from_batch", "from_samples", "loss_columns", "to_samples", "to_trajectories", "use"]
+__all__ = ["from_batch", "to_samples", "to_trajectories", "use"]
 
 
 def __getattr__(name: str) -> Any:

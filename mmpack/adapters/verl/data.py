@@ -14,7 +14,7 @@ import torch
 
 from mmpack.adapters.checks import check_each, check_samples, refuse_reward_on_no_token
 from mmpack.adapters.json_values import Held, held
-from mmpack.adapters.loss_values import columns_of, values_by_name, write_at
+from mmpack.adapters.loss_values import COLUMNS, columns_of, padded, values_by_name, write_at
 from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
@@ -41,15 +41,6 @@ from mmpack.schema.spans import Score
 KEY = "verl"  # in Sample.metadata
 LAYOUT = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask")
 SCORES = ("rm_scores", "token_level_scores")  # [B, R], a sequence's reward at its last token
-# verl's names of columns [B, R] and those of `mp.policy_loss`
-COLUMNS = {
-    "rollout_log_probs": "rollout_logprobs",
-    "old_log_probs": "old_logprobs",
-    "ref_log_prob": "ref_logprobs",
-    "advantages": "advantages",
-    "returns": "returns",
-    "values": "values",
-}
 
 
 def to_samples(
@@ -64,7 +55,7 @@ def to_samples(
     Loss spans are where `response_mask` is 1; the rest of a response is an observation. `rollout_log_probs` of loss
     tokens become `rollout_logprobs`, and a row's `kept_ids`, one list of ids per response token, those of its loss
     tokens. Columns, fields and meta_info that a Sample has no place for stay in
-    `metadata["verl"]`; see `loss_columns` and `from_samples`.
+    `metadata["verl"]`; see `mmpack.adapters.loss_values.loss_columns` and `from_samples`.
 
     Args:
         data: a `verl.DataProto` with prompts, responses, attention_mask, and mostly response_mask, position_ids
@@ -106,25 +97,6 @@ def to_samples(
     ]
 
 
-def loss_columns(samples: Sequence[Sample]) -> dict[str, list[torch.Tensor]]:
-    """verl's columns [B, R] at the loss tokens, for `mp.pack(…, loss_columns=…)`: one [n] tensor per sample.
-
-    Names are those of `mp.policy_loss` (`old_logprobs`, `ref_logprobs`, `advantages`), verl's own for all others.
-    The samples bring `rollout_logprobs` themselves.
-    """
-    own = _own(samples)
-    out: dict[str, list[torch.Tensor]] = {}
-    for name in own[0]["columns"] if own else ():
-        rows = [o["columns"][name] for o in own]
-        per_token = all(r.shape == (o["width"][1],) for r, o in zip(rows, own, strict=True))
-        if per_token and name != "rollout_log_probs":
-            out[COLUMNS.get(name, name)] = [
-                row[torch.from_numpy(s.loss_indices - o["prompt_tokens"])]
-                for row, s, o in zip(rows, samples, own, strict=True)
-            ]
-    return out
-
-
 def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
     """The DataProto of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
 
@@ -147,7 +119,7 @@ def from_samples(
     """
     verl = require("verl", "verl", "from_samples")
     check_samples(samples, columns)
-    own = _own(samples)
+    own = [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
     wide = [
         max(o["width"][0] for o in own),
         max(
@@ -295,11 +267,6 @@ def _valid(prompt: int, response: int, width: int, length: int) -> torch.Tensor:
     return (at >= width - prompt) & (at < width + response)
 
 
-def _own(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """What `to_samples` recorded, or what stands for it in samples that come from elsewhere."""
-    return [held(s.metadata, KEY) or _unrecorded(s) for s in samples]
-
-
 def _unrecorded(sample: Sample) -> dict[str, Any]:
     start = response_start(sample)
     return {
@@ -325,31 +292,21 @@ def _row(
     width = wide[0]
     valid = _valid(start, length - start, width, sum(wide))
     dtypes = {k: getattr(torch, v) for k, v in known["dtypes"].items()}
-    padding = {k: v for k, v in known["padding"].items() if v is not None}
-
-    def padded(name: str, own: torch.Tensor, keep: torch.Tensor, fill: int) -> torch.Tensor:
-        out = own.new_full((*own.shape[:-1], len(keep)), fill)
-        out[..., keep] = own
-        if name in padding and padding[name].shape[-1] == int((~keep).sum()):
-            out[..., ~keep] = padding[name].to(own.dtype)
-        return out
-
-    ids = padded(
-        "ids", torch.from_numpy(sample.input_ids), valid, get_family(sample.family).pad_token_id
-    )
+    padding, pad_id = known["padding"], get_family(sample.family).pad_token_id
+    ids = padded(torch.from_numpy(sample.input_ids), valid, pad_id, padding.get("ids"))
     out = {"prompts": ids[:width], "responses": ids[width:], "input_ids": ids}
     out["attention_mask"] = valid
     if known["positions"] is not None:
         own = _verl_positions(sample, known)
-        out["position_ids"] = padded("position_ids", own, valid, 0)
+        out["position_ids"] = padded(own, valid, 0, padding.get("position_ids"))
     places = torch.from_numpy(sample.loss_indices) - start
     mask = torch.zeros(length - start, dtype=torch.long)
     mask[places] = 1
-    out["response_mask"] = padded("response_mask", mask, valid[width:], 0)
+    out["response_mask"] = padded(mask, valid[width:], 0, padding.get("response_mask"))
     out = {k: v.to(dtypes[k]) for k, v in out.items() if k in dtypes}
 
     columns = {k: _widened(v, known["width"], wide) for k, v in known["columns"].items()}
-    return out | write_at(columns, values_by_name(sample, given, COLUMNS), places, wide[1])
+    return out | write_at(columns, values_by_name(sample, given, COLUMNS[KEY]), places, wide[1])
 
 
 def _verl_positions(sample: Sample, known: dict[str, Any]) -> torch.Tensor:

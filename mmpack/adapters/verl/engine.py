@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.handle import Handle
 from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_lists
@@ -66,26 +67,20 @@ def refuse_unsupported(engine: Any) -> None:
     """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
     if getattr(engine, "module", None) is None:
         raise ModelError("verl engine: it has no model yet. Fix: call engine.initialize() first")
-    model = _model(engine)
-    why = None
-    if engine.engine_config.ulysses_sequence_parallel_size > 1:
-        why = "ulysses_sequence_parallel_size is above 1", "set it to 1"
-    elif engine.model_config.use_fused_kernels:
-        why = "use_fused_kernels is on, and makes logprobs of every row", "turn it off"
-    elif engine.model_config.enable_activation_offload:
-        why = (
-            "enable_activation_offload is on, whose checkpoints run layers again without mmpack's attention",
-            "turn it off",
-        )
-    elif any(
-        type(m).forward.__module__.startswith("verl.") for n, m in _named(model, ".self_attn")
-    ):
-        why = (
-            "verl replaced the model's attention, which ignores mmpack's rule",
-            "set actor_rollout_ref.model.use_remove_padding=False, mmpack packs by itself",
-        )
-    if why is not None:
-        raise ModelError(f"verl engine: {why[0]}. Fix: {why[1]}")
+    replaced = any(
+        type(m).forward.__module__.startswith("verl.")
+        for name, m in _model(engine).get_decoder().named_modules()
+        if name.endswith(".self_attn")
+    )
+    ulysses = engine.engine_config.ulysses_sequence_parallel_size > 1
+    own = "set actor_rollout_ref.model.use_remove_padding=False, mmpack packs by itself"
+    options = (
+        ("ulysses_sequence_parallel_size", ulysses, "set it to 1"),
+        ("use_fused_kernels", engine.model_config.use_fused_kernels, "turn it off"),
+        ("enable_activation_offload", engine.model_config.enable_activation_offload, "turn it off"),
+        ("verl's own attention", replaced, own),
+    )
+    refuse_on("verl engine", options)
 
 
 def forward_step(
@@ -276,11 +271,6 @@ def _temperature(given: Any) -> float:
             "verl engine: the rows of a micro-batch have several temperatures. Fix: use one temperature"
         )
     return values.pop()
-
-
-def _named(model: Any, ending: str) -> list[tuple[str, Any]]:
-    decoder = model.get_decoder()
-    return [(name, m) for name, m in decoder.named_modules() if name.endswith(ending)]
 
 
 def _model(engine: Any) -> Any:

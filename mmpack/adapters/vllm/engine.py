@@ -10,7 +10,7 @@ import gc
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,95 +25,9 @@ from mmpack.adapters.vllm.samples import EVERY_ID, PROCESSED, asked_logprobs, it
 from mmpack.errors import ArgumentError, BackendError, ModelError, check_flag, require
 from mmpack.families import family_of_config
 from mmpack.processors.messages import parts_of
-from mmpack.processors.videos import Clip
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import Sample
 from mmpack.video.hand_over import hf_metadata
-
-# ---- are the engine's weights the trainer's? --------------------------------------------------------
-
-
-def weight_checksums(
-    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None
-) -> dict[str, str]:
-    """sha256 hex of each tensor's shape and values, by name; −0 counts as 0.
-
-    Args: `tensors`: `model.state_dict().items()`, of 32 bits or fewer. `dtype`: cast to it first, as an engine of that
-    dtype does.
-    """
-    return {name: _digest(tensor, dtype) for name, tensor in tensors}
-
-
-def unlike_weights(trainer: Mapping[str, str], engine: Mapping[str, str]) -> list[str]:
-    """Names whose checksums differ, or that only one side has, in the trainer's order.
-
-    Example:
-        >>> from mmpack.adapters.vllm import unlike_weights
-        >>> unlike_weights({"a": "1f", "b": "2e"}, {"a": "1f", "b": "3d", "c": "4c"})
-        ['b', 'c']
-    """
-    names = dict.fromkeys([*trainer, *engine])
-    return [name for name in names if trainer.get(name) != engine.get(name)]
-
-
-def engine_checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """`weight_checksums` of what a vLLM model computes with, under the names of `shapes` (the trainer's).
-
-    Raises: ModelError if a tensor has no place in the engine, or another size there (a tensor-parallel shard).
-    """
-    fused: dict[str, list[tuple[int, str]]] = {}
-    for name in shapes:
-        place, rank = _place(model, name)
-        fused.setdefault(place, []).append((rank, name))
-    out = {}
-    for place, members in fused.items():
-        whole = _read(model, place)
-        names = [name for _, name in sorted(members)]
-        rows = [shapes[name][0] for name in names]
-        if tuple(whole.shape) != (sum(rows), *shapes[names[0]][1:]):
-            raise ModelError(
-                f"engine_checksums: {place} has shape {list(whole.shape)}, expected "
-                f"{sum(rows)} rows of {names[0]}. Fix: use an engine with tensor_parallel_size=1"
-            )
-        for name, part in zip(names, whole.split(rows), strict=True):
-            out[name] = _digest(part)
-    return {name: out[name] for name in shapes}
-
-
-def _place(model: Any, name: str) -> tuple[str, int]:
-    """The engine's name of a tensor, and its rank among those fused into it, by the model's own tables."""
-    mapped = model.hf_to_vllm_mapper.map_name(name)
-    for whole, parts in model.packed_modules_mapping.items():
-        for rank, part in enumerate(parts):
-            if f".{part}." in mapped and part != whole:
-                return mapped.replace(f".{part}.", f".{whole}."), rank
-    return mapped, 0
-
-
-@torch.no_grad()
-def _read(model: Any, place: str) -> torch.Tensor:
-    owner, _, leaf = place.rpartition(".")
-    try:
-        module = model.get_submodule(owner)
-        tensor: torch.Tensor = getattr(module, leaf).detach()
-    except AttributeError:
-        raise ModelError(
-            f"engine_checksums: {place} is not in the engine. Fix: pass a model of the same architecture"
-        ) from None
-    if leaf != "weight" or not hasattr(module, "cpu_linear"):
-        return tensor
-    columns = tensor.shape[1] if tensor.ndim == 2 else module.input_size_per_partition
-    identity = torch.eye(columns, dtype=tensor.dtype, device=tensor.device)
-    product: torch.Tensor = module.quant_method.apply(module, identity, None)
-    return product.T
-
-
-def _digest(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> str:
-    values = tensor.detach().to("cpu", dtype or tensor.dtype).float().contiguous() + 0.0
-    digest = hashlib.sha256(f"{tuple(values.shape)}\0".encode())
-    digest.update(values.numpy().data)
-    return digest.hexdigest()
-
 
 POSITION_RULE = "max"  # of vLLM's get_mrope_input_positions, where a family has more than one
 RAW = "raw_logprobs"
@@ -170,7 +84,9 @@ class VllmEngine:
         vllm = load_vllm()
         check_flag("VllmEngine", "kept_ids", kept_ids)
         self.logprobs_mode = PROCESSED if kept_ids else RAW
-        kept_from = _kept_from() if kept_ids else None
+        # where kept ids come from: V2's own lists, or the logprobs of the model runner that does without Triton
+        triton = require("vllm.triton_utils", "vllm", "VllmEngine").HAS_TRITON if kept_ids else None
+        kept_from = None if triton is None else "sampling_mask" if triton else "logprobs"
         defaults = {
             "block_size": 32,
             "enforce_eager": True,
@@ -182,7 +98,8 @@ class VllmEngine:
             **_KEPT_SETTINGS.get(kept_from, {}),
         }
         try:
-            length = max_model_len or min(LONGEST, _context(checkpoint))
+            text = AutoConfig.from_pretrained(checkpoint).get_text_config()
+            length = max_model_len or min(LONGEST, int(text.max_position_embeddings))
             self.llm = vllm.LLM(
                 model=str(checkpoint),
                 dtype=dtype,
@@ -346,7 +263,11 @@ class VllmEngine:
         if media:
             out["multi_modal_data"] = dict(media)
         if "video" in media:
-            out["multi_modal_data"]["video"] = [_video_item(c) for c in media["video"]]
+            # frames and metadata as vLLM's own loaders hand them to its processors
+            out["multi_modal_data"]["video"] = [
+                (clip.tensor(), hf_metadata(clip.plan) | {"do_sample_frames": False})
+                for clip in media["video"]
+            ]
             out["mm_processor_kwargs"] = {"do_sample_frames": False}
             if not all(clip.plan.settings.get("do_resize", True) for clip in media["video"]):
                 out["mm_processor_kwargs"]["do_resize"] = False
@@ -401,10 +322,23 @@ class VllmEngine:
             )
         self.llm.llm_engine.set_weight_version(version)
 
-    def weight_checksums(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-        """Of what the engine multiplies by, under the trainer's names; see `engine_checksums`."""
-        [found] = self.llm.apply_model(partial(engine_checksums, shapes=shapes))
-        return dict(found)
+    def weight_checksums(
+        self, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Return sha256 hex by the trainer's names: of its state dict, and of what the engine computes with.
+
+        The trainer's tensors, of 32 bits or fewer, are cast to the engine's dtype first; −0 counts as 0.
+        Raises: ModelError if a tensor has no place in the engine, or another size there (a tensor-parallel shard).
+        """
+        dtype = getattr(torch, self.about["dtype"])
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        [found] = self.llm.apply_model(partial(_checksums, shapes=shapes))
+        return {name: _digest(t, dtype) for name, t in tensors.items()}, dict(found)
+
+    def unlike_weights(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names of tensors whose checksums differ in the engine. Raises: as `weight_checksums`."""
+        mine, theirs = self.weight_checksums(tensors)
+        return [name for name in mine if mine[name] != theirs[name]]
 
     def reset_prefix_cache(self) -> None:
         self.llm.reset_prefix_cache()
@@ -418,6 +352,68 @@ class VllmEngine:
                 self.llm.llm_engine.add_request(request_id, one, params)
             outputs += self.llm.wait_for_completion(use_tqdm=False)
         return outputs
+
+
+# ---- the weights that a vLLM model computes with ----------------------------------------------------
+
+
+def _checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Of the tensors of a vLLM model, under the names of `shapes` (the trainer's)."""
+    fused: dict[str, list[tuple[int, str]]] = {}
+    for name in shapes:
+        place, rank = _place(model, name)
+        fused.setdefault(place, []).append((rank, name))
+    out: dict[str, str] = {}
+    for place, members in fused.items():
+        whole = _read(model, place)
+        names = [name for _, name in sorted(members)]
+        rows = [shapes[name][0] for name in names]
+        if tuple(whole.shape) != (sum(rows), *shapes[names[0]][1:]):
+            raise ModelError(
+                f"weight_checksums: {place} has shape {list(whole.shape)}, expected "
+                f"{sum(rows)} rows of {names[0]}. Fix: use an engine with tensor_parallel_size=1"
+            )
+        parts = zip(names, whole.split(rows), strict=True)
+        out |= {name: _digest(part, part.dtype) for name, part in parts}
+    return out
+
+
+def _place(model: Any, name: str) -> tuple[str, int]:
+    """The engine's name of a tensor, and its rank among those fused into it, by the model's own tables."""
+    mapped = model.hf_to_vllm_mapper.map_name(name)
+    for whole, parts in model.packed_modules_mapping.items():
+        for rank, part in enumerate(parts):
+            if f".{part}." in mapped and part != whole:
+                return mapped.replace(f".{part}.", f".{whole}."), rank
+    return mapped, 0
+
+
+@torch.no_grad()
+def _read(model: Any, place: str) -> torch.Tensor:
+    owner, _, leaf = place.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+        tensor: torch.Tensor = getattr(module, leaf).detach()
+    except AttributeError:
+        raise ModelError(
+            f"weight_checksums: {place} is not in the engine. Fix: pass a model of the same architecture"
+        ) from None
+    if leaf != "weight" or not hasattr(module, "cpu_linear"):
+        return tensor
+    columns = tensor.shape[1] if tensor.ndim == 2 else module.input_size_per_partition
+    identity = torch.eye(columns, dtype=tensor.dtype, device=tensor.device)
+    product: torch.Tensor = module.quant_method.apply(module, identity, None)
+    return product.T
+
+
+def _digest(tensor: torch.Tensor, dtype: torch.dtype) -> str:
+    values = tensor.detach().to("cpu", dtype).float().contiguous() + 0.0
+    digest = hashlib.sha256(f"{tuple(values.shape)}\0".encode())
+    digest.update(values.numpy().data)
+    return digest.hexdigest()
+
+
+# ---- the package ------------------------------------------------------------------------------------
 
 
 def load_vllm() -> Any:
@@ -443,12 +439,6 @@ def load_vllm() -> Any:
     return vllm
 
 
-def _kept_from() -> str:
-    """Where kept ids come from: V2's own lists, or the logprobs of the model runner that does without Triton."""
-    triton = require("vllm.triton_utils", "vllm", "VllmEngine")
-    return "sampling_mask" if triton.HAS_TRITON else "logprobs"
-
-
 def _loads(library: str) -> bool:
     try:
         ctypes.CDLL(library)
@@ -457,16 +447,5 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _context(checkpoint: str | Path) -> int:
-    """Tokens that the checkpoint's text model has positions for."""
-    text = AutoConfig.from_pretrained(checkpoint).get_text_config()
-    return int(text.max_position_embeddings)
-
-
 def _ask_positions(model: Any, ids: list[int], features: list[Any]) -> Any:
     return model.get_mrope_input_positions(ids, features)
-
-
-def _video_item(clip: Clip) -> tuple[Any, dict[str, Any]]:
-    """Frames and metadata as vLLM's own loaders hand them to its processors."""
-    return clip.tensor(), hf_metadata(clip.plan) | {"do_sample_frames": False}

@@ -1,4 +1,4 @@
-"""Samples and packed batches as inputs that vLLM's engine takes as they are.
+"""Samples as inputs that vLLM's engine takes as they are.
 
 The way back of `samples`: nothing is tokenised, resized or expanded a second time.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, pixels_of
-from mmpack.packing.batch import PackedBatch
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS
 from mmpack.packing.media import held_pixels
 from mmpack.packing.pixels import as_floats
 from mmpack.schema.media import Medium
@@ -40,52 +38,16 @@ def from_samples(
     Pixels are normalised: the engine must not do it again (`mm_device_do_normalize=False`).
     Raises: SchemaError (MM404) for media without pixels.
     """
-    return [
-        _engine_input(s.input_ids[: _stop(s, responses)], _runs(s, responses, media), engine_hashes)
-        for s in samples
-    ]
-
-
-def from_batch(batch: PackedBatch, responses: bool = True) -> list[Any]:
-    """`from_samples` of a packed batch, shared prefixes included: one engine input per sample, in the batch's order."""
-    rows, placeholder_ids = batch.input_ids.shape[0], batch.family_of().placeholder_ids
-    medium = np.full(rows, -1)
-    begin = np.zeros(rows, dtype=np.int64)
-    tokens = batch.input_ids.cpu().numpy()
-    for span, index in zip(batch.modality_spans, batch.media_occurrence.tolist(), strict=True):
-        medium[span.start : span.stop] = index
-        begin[span.start : span.stop] = span.start
-        placeholder = placeholder_ids[span.modality]
-        text = tokens[span.start : span.stop] != placeholder  # between the frames of a video
-        medium[span.start : span.stop][text] = -1
-    columns = torch.from_numpy(np.stack([medium, begin], axis=1)).to(batch.device)
-    pieces = batch.unpack_tokens(torch.cat([batch.input_ids[:, None], columns], dim=1))
-    values = pixels_of(batch)
-    media = [dataclasses.replace(m, pixel_values=values.get(m.cache_key)) for m in batch.media]
-    ends = [piece.shape[0] for piece in pieces]
-    if not responses:
-        first = batch.unpack_loss(batch.loss_token_index)
-        ends = [int(t[0]) if len(t) else end for t, end in zip(first, ends, strict=True)]
     out = []
-    for piece, end in zip(pieces, ends, strict=True):
-        ids, of, start = piece[:end].cpu().numpy().T
-        cuts = 1 + np.flatnonzero((np.diff(of) != 0) | (np.diff(start) != 0))
-        edges = [0, *cuts.tolist(), len(ids)] if len(ids) else []
-        runs = [(a, b, media[of[a]]) for a, b in pairwise(edges) if of[a] >= 0]
-        out.append(_engine_input(ids, runs))
+    for s in samples:
+        stop = len(s) if responses or not s.loss_spans else s.loss_spans[0].start
+        spans = [span for span in s.modality_spans if span.stop <= stop]
+        shown = {
+            k: _as_floats(s.media[k], s, media) for k in sorted({x.media_index for x in spans})
+        }
+        runs = [(x.start, x.stop, shown[x.media_index]) for x in spans]
+        out.append(_engine_input(s.input_ids[:stop], runs, engine_hashes))
     return out
-
-
-def _stop(sample: Sample, responses: bool) -> int:
-    return len(sample) if responses or not sample.loss_spans else sample.loss_spans[0].start
-
-
-def _runs(sample: Sample, responses: bool, store: Mapping[str, Any] | None) -> list[Run]:
-    stop = _stop(sample, responses)
-    spans = [s for s in sample.modality_spans if s.stop <= stop]
-    shown = {s.media_index for s in spans}
-    media = {k: _as_floats(sample.media[k], sample, store) for k in sorted(shown)}
-    return [(s.start, s.stop, media[s.media_index]) for s in spans]
 
 
 def _as_floats(medium: Medium, sample: Sample, store: Mapping[str, Any] | None) -> Medium:
@@ -95,7 +57,7 @@ def _as_floats(medium: Medium, sample: Sample, store: Mapping[str, Any] | None) 
     return dataclasses.replace(medium, pixel_values=pixels)
 
 
-def _engine_input(ids: np.ndarray, runs: Sequence[Run], engine_hashes: bool = False) -> Any:
+def _engine_input(ids: np.ndarray, runs: Sequence[Run], engine_hashes: bool) -> Any:
     """vLLM's TokensInput or MultiModalInput. A video of several runs (one per temporal patch) is one item."""
     from transformers import BatchFeature
     from vllm.inputs import mm_input, tokens_input

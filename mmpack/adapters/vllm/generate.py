@@ -17,7 +17,7 @@ from mmpack.adapters.rendered import MediaStore, RenderedMedia, rendered_sample
 from mmpack.adapters.vllm.calls import LOGPROB_KINDS, NO_LOGPROB, check_known
 from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.adapters.vllm.samples import sample_of
-from mmpack.errors import ArgumentError, kind_of, require
+from mmpack.errors import ArgumentError, check_name, kind_of, require
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.wrap import Processor
@@ -79,11 +79,7 @@ def from_generate(
     Raises: what `from_render` and `to_samples` do; ArgumentError for a sampled token without a logprob where
     logprobs were asked for.
     """
-    if logprobs_mode not in LOGPROB_KINDS:
-        raise ArgumentError(
-            f"from_generate: logprobs_mode {logprobs_mode!r} returns logits, not logprobs. "
-            f"Fix: use one of {', '.join(LOGPROB_KINDS)}"
-        )
+    check_name("from_generate", "logprobs_mode", logprobs_mode, LOGPROB_KINDS)
     _check_list("from_generate", requests)
     check_each("from_generate", len(requests), "requests", {"responses": responses})
     where = [f"from_generate: [{i}]" for i in range(len(requests))]

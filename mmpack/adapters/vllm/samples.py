@@ -17,7 +17,7 @@ from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, described_me
 from mmpack.adapters.rendered import MediaStore, kept_lists, processed_medium
 from mmpack.adapters.row_sample import continued_positions, row_sample
 from mmpack.adapters.vllm.calls import LOGPROB_KINDS
-from mmpack.errors import ArgumentError, BackendError
+from mmpack.errors import ArgumentError, check_name
 from mmpack.layout.fingerprint import content_hash
 from mmpack.layout.names import SAMPLING_NAMES, numbered_in_groups
 from mmpack.processors.videos import Clip
@@ -29,40 +29,18 @@ from mmpack.schema.spans import PolicyVersion
 
 # ---- what vLLM's cache leaves out of an input -------------------------------------------------------
 
-FIX = "pass cached=cached_media(llm), or inputs of render_cmpl(prompts, skip_mm_cache=True)"
+FIX = "pass store=, with media that came before, or inputs of render_cmpl(prompts, skip_mm_cache=True)"
 
 
-def cached_media(llm: Any) -> Mapping[str, Any]:
-    """The processed media that a `vllm.LLM` keeps, by vLLM's hash: `cached=` of `to_samples`. They are not copied.
-
-    Raises: BackendError where the engine runs in a process of its own, or keeps its media in shared memory.
-    """
-    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-    if core is None:
-        raise BackendError(
-            "cached_media: the engine, and its cache of media, run in another process. "
-            "Fix: set VLLM_ENABLE_V1_MULTIPROCESSING=0, or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
-        )
-    config = llm.model_config.multimodal_config
-    if core.mm_receiver_cache is None and config.mm_processor_cache_gb > 0:
-        raise BackendError(
-            f"cached_media: mm_processor_cache_type is {config.mm_processor_cache_type!r}. "
-            "Fix: use 'lru', or pass inputs of render_cmpl(prompts, skip_mm_cache=True)"
-        )
-    # a view: get_and_update_item would count as a use, and the renderer's own cache not know of it
-    return {} if core.mm_receiver_cache is None else dict(core.mm_receiver_cache._cache.cache)
-
-
-def items_of(inputs: Sequence[Any], cached: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every processed medium that is known of, by its hash: those kept, and those of the inputs themselves."""
-    own = {
+def items_of(inputs: Sequence[Any]) -> Mapping[str, Any]:
+    """Every processed medium that one of the inputs holds, by its hash."""
+    return {
         digest: item
         for given in inputs
         for modality, items in given.get("mm_kwargs", {}).items()
         for digest, item in zip(given["mm_hashes"][modality], items, strict=True)
         if whole(modality, item)
     }
-    return {**cached, **own}
 
 
 def whole(modality: str, item: Any) -> bool:
@@ -177,7 +155,6 @@ def to_samples(
     logprobs_mode: str = "raw_logprobs",
     engine: dict[str, Any] | None = None,
     media: Sequence[Mapping[str, Sequence[Any]]] | None = None,
-    cached: Mapping[str, Any] | None = None,
     store: MediaStore | None = None,
 ) -> list[Sample]:
     """One sample per completion of each RequestOutput; with `routed_experts` where the engine returned them.
@@ -198,19 +175,14 @@ def to_samples(
         engine: what else is known of the engine; goes to `metadata["engine"]`.
         media: of each output what `VllmEngine.open` returned: videos with their plans, which are recorded. Else a
             video's frames and metadata are taken as `(frames, {"fps": …})` is by `wrap_processor`.
-        cached: processed media by vLLM's hash, as `cached_media(llm)` gives them. vLLM's processor cache leaves pixels
-            and grid out of an input whose media it has seen, unless it was rendered with `skip_mm_cache=True`. Media
-            that another of these inputs holds need not be in it.
-        store: takes the pixels, each medium's once, and has those of media that came before. None: samples hold them.
+        store: takes the pixels, each medium's once, and has those of media that came before: vLLM's processor cache
+            leaves pixels and grid out of an input whose media it has seen, unless it was rendered with
+            `skip_mm_cache=True`. None: samples hold them, and each medium must be whole in one of these inputs.
 
     Raises: ArgumentError for lists of unlike length, for modes that give logits, for media without pixels, and for kept
     ids that do not fit the logprobs.
     """
-    if logprobs_mode not in LOGPROB_KINDS:
-        raise ArgumentError(
-            f"to_samples: logprobs_mode {logprobs_mode!r} returns logits, not logprobs. "
-            f"Fix: use one of {', '.join(LOGPROB_KINDS)}"
-        )
+    check_name("to_samples", "logprobs_mode", logprobs_mode, LOGPROB_KINDS)
     per_output = sampling if isinstance(sampling, Sequence) else [sampling] * len(outputs)
     groups = [o.request_id for o in outputs] if group_ids is None else group_ids
     places = [None] * len(outputs) if positions is None else positions
@@ -225,7 +197,7 @@ def to_samples(
             f"{len(per_output)} sampling, {len(groups)} groups, {len(places)} positions. "
             "Fix: pass one of each per output"
         )
-    known = items_of(inputs, cached or {})
+    known = items_of(inputs)
     sample_ids = iter(
         numbered_in_groups(
             [g for g, output in zip(groups, outputs, strict=True) for _ in output.outputs]
@@ -311,8 +283,6 @@ def _normalised(rows: torch.Tensor, part: dict[str, Any]) -> np.ndarray:
 
 # ---- one completion ---------------------------------------------------------------------------------
 
-_FINISHED = {"stop": "stop", "length": "length", "abort": "abort"}
-
 
 def sample_of(
     where: str,
@@ -341,10 +311,12 @@ def sample_of(
         PolicyVersion(start + span.start, start + span.end, span.version)
         for span in completion.weight_versions or ()
     ]
+    finish = completion.finish_reason
+    routes = getattr(completion, "routed_experts", None)
     about = {
         "request_id": output.request_id,
         "index": completion.index,
-        "finish_reason": completion.finish_reason,
+        "finish_reason": finish,
         "stop_reason": completion.stop_reason,
     }
     return row_sample(
@@ -362,8 +334,9 @@ def sample_of(
         kept_ids=kept_ids(completion, steps, params, logprobs_mode, where),
         sampling={name: getattr(params, name) for name in SAMPLING_NAMES}
         | {"seed": params.seed, "logprobs": LOGPROB_KINDS[logprobs_mode]},
-        finish_reason=_FINISHED.get(completion.finish_reason),
-        routed_experts=_routes(completion, len(ids), where),
+        finish_reason=finish if finish in ("stop", "length", "abort") else None,
+        # of an engine with `enable_return_routed_experts=True`
+        routed_experts=None if routes is None else routes_of_rows(routes, len(ids), where),
         policy_versions=versions or None,
         prefix_cached_tokens=output.num_cached_tokens,
         metadata={"argmax_ids": likeliest, "engine": {**(engine or {}), **about}},
@@ -387,12 +360,6 @@ def _steps(found: Any) -> list[Step] | None:
         )
         for step in found
     ]
-
-
-def _routes(completion: Any, length: int, where: str) -> np.ndarray | None:
-    """Of an engine with `enable_return_routed_experts=True`."""
-    rows = getattr(completion, "routed_experts", None)
-    return None if rows is None else routes_of_rows(rows, length, where)
 
 
 def _logprobs(

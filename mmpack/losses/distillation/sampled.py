@@ -12,8 +12,7 @@ from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.losses.distillation.call import weighed, weights_of
 from mmpack.losses.distillation.divergence import check_teacher
 from mmpack.losses.samples import check_column
-from mmpack.ops.inputs import can_look_at, check_tensors
-from mmpack.ops.logprobs.arguments import check_index
+from mmpack.ops.inputs import can_look_at, check_index, check_tensors
 from mmpack.ops.logprobs.listed import tokens_of
 from mmpack.ops.logprobs.support import ScoredSupport
 from mmpack.ops.segments import segment_sum

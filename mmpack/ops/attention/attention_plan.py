@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.attention.rule import BlockPlan, HostRule
+from mmpack.ops.attention.rule import BlockPlan, HostRule, Rule, blocks_of
 from mmpack.ops.moving import Moving
 from mmpack.ops.rows.inverse import Inverse
 
-FLEX_BLOCK = 128  # rows and keys of FlexAttention's blocks
 # rows of padding in one sequence: a long one would cost time, and padding is not read
 PADDING_PIECE = 128
 
@@ -43,12 +43,12 @@ class AttentionPlan(Moving):
     """
 
     rows: int  # T of a packed batch, B·S of a padded one
-    cu_seqlens_q: torch.Tensor  # [S+1] int32
-    cu_seqlens_k: torch.Tensor  # [S+1] int32
+    cu_seqlens_q: Tensor  # [S+1] int32
+    cu_seqlens_k: Tensor  # [S+1] int32
     max_seqlen_q: int
     max_seqlen_k: int
     # [K] int32; None where no sequence has rows above it: keys are rows
-    key_rows: torch.Tensor | None
+    key_rows: Tensor | None
     key_inverse: Inverse | None  # of key_rows
     pairs: int  # of a query and a key that it sees: what varlen kernels compute
     # of FLEX_BLOCK² pairs, all of them seen: what FlexAttention computes without a mask
@@ -63,7 +63,7 @@ class AttentionPlan(Moving):
     window: int | None = None
     two_way: bool = False
     # int32, as visible_until: each row's path, where the window leaves out a key
-    path: torch.Tensor | None = None
+    path: Tensor | None = None
     blocks: BlockPlan | None = None  # where a block has two rows or more
     made: dict[Any, AttentionPlan] = field(default_factory=dict)  # by `plan_of_rule`
     choice: dict[torch.dtype, str] | None = None  # queries' dtype -> backend; see `resolve`
@@ -94,15 +94,12 @@ class AttentionPlan(Moving):
     def device(self) -> torch.device:
         return self.cu_seqlens_q.device
 
-    def cover(self, **rows: torch.Tensor) -> None:
+    def cover(self, **rows: Tensor) -> None:
         """Let `check` find changes of these arrays of the same batch too, by name."""
         self.row_checksums |= {name: checksum_of(x.cpu().numpy()) for name, x in rows.items()}
 
     def check(
-        self,
-        visible_until: torch.Tensor,
-        visible_from: torch.Tensor | None = None,
-        **rows: torch.Tensor,
+        self, visible_until: Tensor, visible_from: Tensor | None = None, **rows: Tensor
     ) -> None:
         """Raise ArgumentError for another visible_until (or visible_from) than the plan's, without asking a GPU.
 
@@ -138,10 +135,7 @@ class AttentionPlan(Moving):
         self.bind(visible_until, visible_from, **rows)
 
     def bind(
-        self,
-        visible_until: torch.Tensor,
-        visible_from: torch.Tensor | None = None,
-        **rows: torch.Tensor | None,
+        self, visible_until: Tensor, visible_from: Tensor | None = None, **rows: Tensor | None
     ) -> None:
         """Take these arrays for the plan's own, without reading them; `check` finds their changes from now on."""
         arrays = {"visible_until": visible_until, "visible_from": visible_from, **rows}
@@ -183,7 +177,7 @@ def plan_attention(
     if keys.sum() > len(until):
         key_rows = torch.from_numpy(pieces.rows().astype(np.int32))
         inverse = pieces.inverse()
-    full, mixed = _count_blocks(lines)
+    mixed, full = blocks_of(Rule(torch.tensor(lines)))
     return AttentionPlan(
         rows=len(until),
         cu_seqlens_q=offsets_of(queries),
@@ -193,8 +187,8 @@ def plan_attention(
         key_rows=key_rows,
         key_inverse=inverse,
         pairs=int((queries * (keys - queries) + queries * (queries + 1) // 2).sum()),
-        full_blocks=full,
-        mixed_blocks=mixed,
+        full_blocks=int(full.sum()),
+        mixed_blocks=int(mixed.sum()),
         checksum=checksum_of(visible_until),
         start_checksum=None if visible_from is None else checksum_of(visible_from),
         host=HostRule(visible_until, visible_from, padding),
@@ -254,28 +248,14 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
-def offsets_of(lengths: np.ndarray) -> torch.Tensor:
+def offsets_of(lengths: np.ndarray) -> Tensor:
     return torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
-
-
-def _count_blocks(lines: np.ndarray) -> tuple[int, int]:
-    """How many blocks are seen in full, and in part. Below the diagonal, rows of block j say what block i sees."""
-    count = -(-lines.shape[1] // FLEX_BLOCK)
-    until = lines
-    if lines.shape[1] % FLEX_BLOCK:
-        until = np.zeros((len(lines), count * FLEX_BLOCK), dtype=lines.dtype)
-        until[:, : lines.shape[1]] = lines
-    until = until.reshape(len(lines), count, FLEX_BLOCK)
-    here = np.arange(count) + 1
-    seen = np.maximum(-(-until.max(axis=2) // FLEX_BLOCK) - here, 0).sum()
-    full = np.maximum(until.min(axis=2) // FLEX_BLOCK - here, 0).sum()
-    return int(full), int(seen - full + until.shape[0] * count)
 
 
 def checksum_of(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array, dtype=np.int32).data)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def _version(tensor: Tensor) -> int:
     """Grows with changes in place; tensors of inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -13,8 +13,10 @@ import math
 import os
 from collections.abc import Collection, Container
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmpack.errors import BackendError, installed_version
 from mmpack.ops import invariance
@@ -97,10 +99,9 @@ class Chooser:
 
         Raises BackendError where the named one is unknown or can't run here with any dtype.
         """
-        name = self.wanted()
+        name, asked = self.wanted(), (head_dim, dropout, plan)
         if name == "auto":
-            return {d: self._cheapest(plan, device, d, head_dim, dropout, without) for d in DTYPES}
-        asked = head_dim, dropout, plan
+            return {d: self._cheapest(without, plan, device, d, *asked) for d in DTYPES}
         able = [d for d in DTYPES if self.why_not(name, device, d, *asked) is None]
         if not able:
             self.demand(name, device, DTYPES[0], *asked)
@@ -127,7 +128,7 @@ class Chooser:
         plan.chosen_under = settings
         return plan.choice.values()
 
-    def picked(self, plan: Plan, query: torch.Tensor, dropout: float, asked: str | None) -> str:
+    def picked(self, plan: Plan, query: Tensor, dropout: float, asked: str | None) -> str:
         """The backend asked for, or that of the resolved plan. Raises BackendError where it can't run."""
         chosen = (plan.choice or {}).get(query.dtype)
         name = asked or chosen or self.wanted()
@@ -153,23 +154,15 @@ class Chooser:
             return INVARIANT
         return os.environ.get(self.variable) or "auto"
 
-    def demand(
-        self,
-        name: str,
-        device: torch.device,
-        dtype: torch.dtype,
-        head_dim: int,
-        dropout: float = 0.0,
-        plan: Plan | None = None,
-    ) -> None:
-        """Raise BackendError where the backend, which was asked for, can't run for these queries, or this plan."""
+    def demand(self, name: str, *asked: Any) -> None:
+        """Raise BackendError where the backend can't do what is asked for: arguments as of `why_not`."""
         self._refuse_unknown(name)
-        reason = self.why_not(name, device, dtype, head_dim, dropout, plan)
+        reason = self.why_not(name, *asked)
         if reason is not None:
-            asked, fix = f"{name} was requested, but", f"set {self.variable}=auto"
+            said, fix = f"{name} was requested, but", f"set {self.variable}=auto"
             if name == INVARIANT and invariance.is_on():
-                asked, fix = f"batch_invariant runs {name} alone, and", "leave batch_invariant"
-            raise BackendError(f"{self.what}: {asked} {reason}. Fix: {fix}")
+                said, fix = f"batch_invariant runs {name} alone, and", "leave batch_invariant"
+            raise BackendError(f"{self.what}: {said} {reason}. Fix: {fix}")
 
     def why_not(
         self,
@@ -212,10 +205,7 @@ class Chooser:
         return None
 
     def explain(
-        self,
-        device: torch.device,
-        dtype: torch.dtype = torch.bfloat16,
-        head_dim: int | None = None,
+        self, device: torch.device, dtype: torch.dtype = torch.bfloat16, head_dim: int | None = None
     ) -> dict[str, str | None]:
         """For each backend why it can't run on `device`, None where it can."""
         size = head_dim or self.head_dim
@@ -245,23 +235,13 @@ class Chooser:
                 f"Fix: set {self.variable}=auto, or one of {', '.join(self.names)}"
             )
 
-    def _cheapest(
-        self,
-        plan: Plan,
-        device: torch.device,
-        dtype: torch.dtype,
-        head_dim: int,
-        dropout: float,
-        without: Collection[str],
-    ) -> str:
+    def _cheapest(self, without: Collection[str], plan: Plan, *asked: Any) -> str:
+        device, dtype, head_dim, *_ = asked
         if dtype not in HALF:
             return "sdpa"  # float32 and float64 are asked for to be exact
         best, least = "sdpa", math.inf
         for name, backend in self.backends.items():  # torch.compile can't trace min by a key
-            if name in without or backend.only_named:
-                continue
-            asked = head_dim, dropout, plan
-            if self.why_not(name, device, dtype, *asked) is not None:
+            if name in without or backend.only_named or self.why_not(name, *asked) is not None:
                 continue
             padded = backend.padded_row > 0 and head_dim in ROUNDED_TWO_WAYS
             padded = padded and torch.cuda.get_device_capability(device)[0] == 9

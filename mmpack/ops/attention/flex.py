@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from mmpack.ops.attention.attention_plan import FLEX_BLOCK
-from mmpack.ops.attention.rule import Rule
+from mmpack.ops.attention.rule import FLEX_BLOCK, Rule, blocks_of
 from mmpack.ops.attention.sequence_plan import SequencePlan
 from mmpack.ops.first_use import watch_inductor
 
@@ -22,34 +22,18 @@ _compiled = torch.compile(flex_attention)
 
 def block_mask(rule: Rule) -> BlockMask:
     """The rule as blocks; made on its device, and nothing waits for it."""
-    visible_until, start, path, window = rule
-    width = visible_until.shape[1]
-    until = _by_block(visible_until, 0)
-    at = torch.arange(until.shape[1], device=until.device, dtype=until.dtype)
-    q = FLEX_BLOCK * at[:, None]
-    if start is None:
-        below = at[:, None] > at[None]
-        seen, full = below | (at[:, None] == at[None]), below
-    else:
-        first = _by_block(start, torch.iinfo(start.dtype).max)
-        seen = first.amin(2)[:, None] < q + FLEX_BLOCK
-        full = first.amax(2)[:, None] <= q
-    seen = seen & (q < until.amax(2)[:, None])
-    full = full & (q + FLEX_BLOCK <= until.amin(2)[:, None])
-    if path is not None and window is not None:
-        places = _by_block(path, 0)
-        seen = seen & (places.amin(2)[:, :, None] - places.amax(2)[:, None] < window)
-        full = full & (places.amax(2)[:, :, None] - places.amin(2)[:, None] < window)
+    mixed, full = blocks_of(rule)
+    width = rule.until.shape[1]
     return BlockMask.from_kv_blocks(
-        *_listed(seen & ~full),
-        *_listed(seen & full),
+        *_listed(mixed),
+        *_listed(full),
         BLOCK_SIZE=FLEX_BLOCK,
         mask_mod=_mask_mod(rule),
         seq_lengths=(width, width),
     )
 
 
-def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
+def _mask_mod(rule: Rule) -> Callable[..., Tensor]:
     """The rule of one query and one key. Whatever it does not ask for is not in the kernel.
 
     It holds tensors alone: a number that differs from call to call becomes an input of the graph, which
@@ -57,10 +41,10 @@ def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
     """
     until, start, path, window = rule
 
-    def causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & (q < until[b, k])
 
-    def two_way(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def two_way(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (start[b, k] <= q) & (q < until[b, k])  # type: ignore[index]
 
     seen = causal if start is None else two_way
@@ -68,18 +52,10 @@ def _mask_mod(rule: Rule) -> Callable[..., torch.Tensor]:
         return seen
     before = path - window  # path of the last row that a query does not see
 
-    def within(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def within(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return seen(b, h, q, k) & (path[b, k] > before[b, q])
 
     return within
-
-
-def _by_block(lines: torch.Tensor, fill: int) -> torch.Tensor:
-    """[B, T] -> [B, blocks, FLEX_BLOCK]."""
-    count = -(-lines.shape[1] // FLEX_BLOCK)
-    padding = count * FLEX_BLOCK - lines.shape[1]
-    padded = torch.nn.functional.pad(lines, (0, padding), value=fill)
-    return padded.view(len(lines), count, FLEX_BLOCK)
 
 
 def block_mask_of_sequences(plan: SequencePlan) -> BlockMask:
@@ -93,7 +69,7 @@ def block_mask_of_sequences(plan: SequencePlan) -> BlockMask:
     alone = first == last
     full = seen & alone[:, :, None] & alone[:, None]
 
-    def visible(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return owner[q] == owner[k]
 
     return BlockMask.from_kv_blocks(
@@ -106,14 +82,14 @@ def block_mask_of_sequences(plan: SequencePlan) -> BlockMask:
 
 
 def flex(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     mask: BlockMask,
     scale: float | None,
     flash: bool,
     return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d], log-sum-exp [B, heads, T] or None.
 
     `flash`: by FlashAttention-4, whose log-sum-exp some versions of torch scale as if it were a log of base 2.
@@ -134,7 +110,7 @@ def flex(
     return out.transpose(1, 2).contiguous(), lse
 
 
-def _kernel(query: torch.Tensor, flash: bool) -> Any:
+def _kernel(query: Tensor, flash: bool) -> Any:
     """On a GPU by name: left to choose, torch takes its decoding kernel for few rows, which has no tile for some."""
     if query.is_cuda:
         return {"BACKEND": "FLASH" if flash else "TRITON"}
@@ -147,7 +123,7 @@ def _on_its_own() -> Iterator[None]:
         yield
 
 
-def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """bool [B, n, n] -> int32: how many blocks of each row are True [B, 1, n], and their columns first [B, 1, n, n]."""
     order = torch.argsort(blocks.int(), dim=2, descending=True, stable=True)
     return blocks.sum(2, dtype=torch.int32)[:, None], order.int()[:, None]

@@ -73,8 +73,7 @@ def with_gradient(
     if not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
         return lse.detach()
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    given: Tensor = _WithGradient.apply(lse.detach(), query, key, attend, scale)
-    return given
+    return _WithGradient.apply(lse.detach(), query, key, attend, scale)
 
 
 class _WithGradient(torch.autograd.Function):

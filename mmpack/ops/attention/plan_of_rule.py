@@ -13,15 +13,8 @@ import numpy as np
 import torch
 
 from mmpack.errors import ArgumentError, check_whole
-from mmpack.ops.attention.attention_plan import (
-    FLEX_BLOCK,
-    AttentionPlan,
-    Pieces,
-    offsets_of,
-    ranges,
-    starts_of,
-)
-from mmpack.ops.attention.rule import BlockPlan, path_of
+from mmpack.ops.attention.attention_plan import AttentionPlan, Pieces, offsets_of, ranges, starts_of
+from mmpack.ops.attention.rule import BlockPlan, Rule, blocks_of, path_of
 from mmpack.ops.moving import moved_to
 from mmpack.ops.rows.inverse import inverse_index
 
@@ -76,7 +69,9 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
     if start is None and counts is None:
         return dataclasses.replace(plan, **own)
     sequences = _Sequences.of(until, plan.host.padding)
-    full, mixed = _count_blocks(until, start, path, counts)
+    first = None if start is None else torch.tensor(start)
+    rule = Rule(torch.tensor(until), first, torch.tensor(path), counts)
+    mixed, full = blocks_of(rule)
     new: dict[str, Any] = {"pairs": plan.pairs}
     if counts is not None:
         new = _in_window(plan, sequences, counts)
@@ -86,7 +81,9 @@ def _made(plan: AttentionPlan, window: int | None, two_way: bool) -> AttentionPl
         new["pairs"] += new["blocks"].pairs
     device = plan.cu_seqlens_q.device
     new = {n: moved_to(x, lambda x: x.to(device, non_blocking=True)) for n, x in new.items()}
-    return dataclasses.replace(plan, **own, **new, full_blocks=full, mixed_blocks=mixed)
+    return dataclasses.replace(
+        plan, **own, **new, full_blocks=int(full.sum()), mixed_blocks=int(mixed.sum())
+    )
 
 
 class _Sequences(NamedTuple):
@@ -165,29 +162,3 @@ def _seen_in_turn(count: np.ndarray, window: int) -> np.ndarray:
     """Pairs of the first `count` rows of a path: row i sees min(i + 1, window) rows."""
     short = np.minimum(count, window)
     return short * (short + 1) // 2 + (count - short) * window
-
-
-def _count_blocks(
-    until: np.ndarray, start: np.ndarray | None, path: np.ndarray, window: int | None
-) -> tuple[int, int]:
-    """FlexAttention's blocks that are seen in full, and in part, as `flex.block_mask` takes them."""
-    count = -(-until.shape[1] // FLEX_BLOCK)
-    low = np.arange(count) * FLEX_BLOCK  # first row of each block
-    first = np.broadcast_to(np.arange(until.shape[1]), until.shape) if start is None else start
-    ends, begins = _by_block(until, 0), _by_block(first, np.iinfo(np.int64).max)
-    q = low[:, None]
-    seen = (begins.min(2)[:, None] < q + FLEX_BLOCK) & (q < ends.max(2)[:, None])
-    full = (begins.max(2)[:, None] <= q) & (q + FLEX_BLOCK <= ends.min(2)[:, None])
-    if window is not None:
-        places = _by_block(path, 0)
-        seen &= places.min(2)[:, :, None] - places.max(2)[:, None] < window
-        full &= places.max(2)[:, :, None] - places.min(2)[:, None] < window
-    return int((seen & full).sum()), int((seen & ~full).sum())
-
-
-def _by_block(lines: np.ndarray, fill: int) -> np.ndarray:
-    """[B, T] -> [B, blocks, FLEX_BLOCK]."""
-    count = -(-lines.shape[1] // FLEX_BLOCK)
-    out = np.full((len(lines), count * FLEX_BLOCK), fill, dtype=np.int64)
-    out[:, : lines.shape[1]] = lines
-    return out.reshape(len(lines), count, FLEX_BLOCK)

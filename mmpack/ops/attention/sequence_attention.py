@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.attention.by_length import by_length
 from mmpack.ops.attention.choose import SEQUENCES
 from mmpack.ops.attention.lse import by_sequence, with_gradient
 from mmpack.ops.attention.operands import as_autocast, check_operands
 from mmpack.ops.attention.sequence_plan import SequencePlan
+from mmpack.ops.attention.without_cudnn import attend
+from mmpack.ops.rows.gather import gather_rows
 
 
-@overload
 def sequence_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    plan: SequencePlan,
-    *,
-    scale: float | None = ...,
-    dropout: float = ...,
-    backend: str | None = ...,
-    return_lse: Literal[False] = ...,
-) -> torch.Tensor: ...
-@overload
-def sequence_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    plan: SequencePlan,
-    *,
-    scale: float | None = ...,
-    dropout: float = ...,
-    backend: str | None = ...,
-    return_lse: Literal[True],
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def sequence_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     plan: SequencePlan,
     *,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Any:
     """Softmax attention within each sequence of the plan, all of them in one launch; every backend computes the same.
 
     Args:
@@ -67,7 +45,7 @@ def sequence_attention(
     asked for and can't run.
     """
     tensors = {"query": query, "key": key, "value": value}
-    check_operands("sequence_attention", tensors, scale, dropout, "[B, heads, S, d]")
+    check_operands("sequence_attention", tensors, scale, dropout)
     _check_rows(query, plan)
     query, key, value = as_autocast(query, key, value)
     if plan.choice is None or not torch.compiler.is_compiling():
@@ -77,26 +55,26 @@ def sequence_attention(
     if lse is None:
         return out
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _attend(name, q, k, v, plan, scale, 0.0)[0]
 
-    return out, with_gradient(lse, query, key, attend, scale)
+    return out, with_gradient(lse, query, key, again, scale)
 
 
 def _attend(
     name: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     plan: SequencePlan,
     scale: float | None,
     dropout: float,
     return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """By this backend: [B, S, heads, d], and log-sum-exp [B, heads, S] where it is asked for."""
     lines = query.shape[0], query.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    lse: torch.Tensor | None = None
+    lse: Tensor | None = None
     if name == "sdpa" or plan.rows == 0:
         out = by_length(q, k, v, plan, scale, dropout)
         if return_lse:
@@ -105,7 +83,7 @@ def _attend(
         out, lse = _by_blocks(q, k, v, plan, scale, return_lse)
     else:
         from mmpack.ops.attention import varlen
-        from mmpack.ops.attention.lengths import Lengths
+        from mmpack.ops.attention.rule import Lengths
 
         cu, longest = plan.cu_seqlens, plan.max_seqlen
         lengths = Lengths(cu, cu, longest, longest, causal=False)
@@ -129,13 +107,8 @@ def resolve_sequences(
 
 
 def _by_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    plan: SequencePlan,
-    scale: float | None,
-    return_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, plan: SequencePlan, scale: float | None, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     from mmpack.ops.attention.flex import flex
 
     _make_blocks(plan)
@@ -151,7 +124,65 @@ def _make_blocks(plan: SequencePlan) -> None:
         plan.block_mask = block_mask_of_sequences(plan)
 
 
-def _check_rows(query: torch.Tensor, plan: SequencePlan) -> None:
+def by_length(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: SequencePlan,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """q [T, heads, d], k and v [T, kv heads, d] -> [T, heads, d].
+
+    On a CPU sequences are batched as they lie: moving rows costs more than calls do. Elsewhere all of one length are
+    brought together first; windows have few lengths (whole ones, those at an edge of the picture, the corner).
+    """
+    if q.device.type == "cpu":
+        return _batched(q, k, v, plan.runs, scale, dropout)
+    return brought_together(q, k, v, plan, scale, dropout)
+
+
+def brought_together(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: SequencePlan,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`by_length` with rows moved, there and back, unless all of one length lie together already."""
+    there, back = plan.into_groups, plan.from_groups
+    if there is None or back is None:
+        return _batched(q, k, v, plan.groups, scale, dropout)
+    q, k, v = (gather_rows(x, there.order, inverse=back) for x in (q, k, v))
+    rows = _batched(q, k, v, plan.groups, scale, dropout)
+    return gather_rows(rows, back.order, inverse=there)
+
+
+def _batched(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batches: tuple[tuple[int, int], ...],
+    scale: float | None,
+    dropout: float,
+) -> Tensor:
+    """One call for each (length, how many) of adjacent sequences."""
+    batches = batches or ((0, 1),)
+    sizes = [length * count for length, count in batches]
+    # Not slices: each of their gradients would be as long as the whole.
+    pieces = zip(*(x.split(sizes) for x in (q, k, v)), strict=True)
+    out = []
+    for (length, count), piece in zip(batches, pieces, strict=True):
+        query, key, value = (x.unflatten(0, (count, length)).transpose(1, 2) for x in piece)
+        heads_first = attend(
+            query, key, value, dropout_p=dropout, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        out.append(heads_first.transpose(1, 2).flatten(0, 1))
+    return torch.cat(out)
+
+
+def _check_rows(query: Tensor, plan: SequencePlan) -> None:
     if query.shape[0] * query.shape[2] != plan.rows:
         raise ArgumentError(
             f"sequence_attention: the plan is for {plan.rows} rows, but there are {query.shape[0]} × {query.shape[2]}. "

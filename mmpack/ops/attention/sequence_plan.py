@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.attention.attention_plan import UNRESOLVED, ranges
@@ -23,7 +24,7 @@ class SequencePlan(Moving):
     """S sequences of adjacent rows, T in all; every row sees all rows of its own sequence, and no other."""
 
     rows: int  # T
-    cu_seqlens: torch.Tensor  # [S+1] int32
+    cu_seqlens: Tensor  # [S+1] int32
     max_seqlen: int
     runs: tuple[tuple[int, int], ...]  # (length, how many) of adjacent sequences of one length
     groups: tuple[tuple[int, int], ...]  # the same of all sequences of one length

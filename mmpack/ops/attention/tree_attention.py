@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, overload
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmpack.errors import ArgumentError, BackendError, check_whole
 from mmpack.ops.attention.attention_plan import AttentionPlan
@@ -17,50 +18,20 @@ from mmpack.ops.attention.sdpa import sdpa
 from mmpack.ops.inputs import check_are_tensors
 
 
-@overload
 def tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible_until: torch.Tensor,
-    plan: AttentionPlan | None = ...,
-    *,
-    visible_from: torch.Tensor | None = ...,
-    window: int | None = ...,
-    scale: float | None = ...,
-    dropout: float = ...,
-    backend: str | None = ...,
-    return_lse: Literal[False] = ...,
-) -> torch.Tensor: ...
-@overload
-def tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible_until: torch.Tensor,
-    plan: AttentionPlan | None = ...,
-    *,
-    visible_from: torch.Tensor | None = ...,
-    window: int | None = ...,
-    scale: float | None = ...,
-    dropout: float = ...,
-    backend: str | None = ...,
-    return_lse: Literal[True],
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible_until: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible_until: Tensor,
     plan: AttentionPlan | None = None,
     *,
-    visible_from: torch.Tensor | None = None,
+    visible_from: Tensor | None = None,
     window: int | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Any:
     """Softmax attention under the rule; every backend computes the same.
 
     Args:
@@ -104,7 +75,7 @@ def tree_attention(
     out, lse = _attend(name, query, key, value, seen, plan, scale, dropout, return_lse=True)
     assert lse is not None
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _attend(name, q, k, v, seen, plan, scale, 0.0)[0]
 
     return out, with_gradient(lse, query, key, attend, scale)
@@ -112,15 +83,15 @@ def tree_attention(
 
 def _attend(
     name: str,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     seen: Rule,
     plan: AttentionPlan | None,
     scale: float | None,
     dropout: float,
     return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """By this backend: [B, T, heads, d], and log-sum-exp [B, heads, T] where it is asked for."""
     if plan is None or plan.rows == 0 or name == "sdpa":
         out = sdpa(query, key, value, seen, scale, dropout)
@@ -144,11 +115,7 @@ def _attend(
 
 
 def _with_lse(
-    name: str,
-    query: torch.Tensor,
-    plan: AttentionPlan | None,
-    dropout: float,
-    asked: str | None,
+    name: str, query: Tensor, plan: AttentionPlan | None, dropout: float, asked: str | None
 ) -> str:
     """The backend, if it gives log-sum-exp; else, where none was named, the cheapest that does."""
     without = [other for other, backend in TREE.backends.items() if not backend.lse]
@@ -162,9 +129,7 @@ def _with_lse(
     return TREE.choices(plan, query.device, query.shape[-1], dropout, without)[query.dtype]
 
 
-def _backend(
-    query: torch.Tensor, plan: AttentionPlan | None, dropout: float, asked: str | None
-) -> str:
+def _backend(query: Tensor, plan: AttentionPlan | None, dropout: float, asked: str | None) -> str:
     """The backend that runs: the one asked for, that of the resolved plan, or sdpa without a plan.
 
     Raises BackendError where a named one can't run.
@@ -178,8 +143,8 @@ def _backend(
 
 
 def rule_of(
-    visible_until: torch.Tensor,
-    visible_from: torch.Tensor | None,
+    visible_until: Tensor,
+    visible_from: Tensor | None,
     window: int | None,
     plan: AttentionPlan | None = None,
 ) -> Rule:
@@ -197,8 +162,8 @@ def rule_of(
 
 def _check_plan(
     plan: AttentionPlan,
-    visible_until: torch.Tensor,
-    visible_from: torch.Tensor | None,
+    visible_until: Tensor,
+    visible_from: Tensor | None,
     window: int | None,
     lines: int,
     width: int,
@@ -223,11 +188,11 @@ def _named(window: int | None, two_way: bool) -> str:
 
 
 def _check_arguments(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    visible_until: torch.Tensor,
-    visible_from: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible_until: Tensor,
+    visible_from: Tensor | None,
     window: int | None,
     scale: float | None,
     dropout: float,
@@ -249,12 +214,12 @@ def _check_arguments(
 
 def resolve(
     plan: AttentionPlan,
-    visible_until: torch.Tensor,
+    visible_until: Tensor,
     head_dim: int,
     dropout: float = 0.0,
     without: Collection[str] = (),
     *,
-    visible_from: torch.Tensor | None = None,
+    visible_from: Tensor | None = None,
 ) -> None:
     """Fill in which backends run on the device of visible_until ([T] or [B, T]), and move there what they need.
 

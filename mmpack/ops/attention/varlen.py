@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mmpack.ops.attention.attention_plan import AttentionPlan
 from mmpack.ops.attention.choose import ROUNDED_TWO_WAYS
 from mmpack.ops.attention.fixed_blocks.attend import fixed_blocks
-from mmpack.ops.attention.lengths import Lengths
-from mmpack.ops.attention.rule import BlockPlan
+from mmpack.ops.attention.rule import BlockPlan, Lengths
 from mmpack.ops.first_use import flash_attn_4_interface
 from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import flat
@@ -33,13 +33,13 @@ GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if _HAS_FLAG else {}
 
 def by_sequences(
     kernel: Kernel,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     plan: AttentionPlan,
     scale: float | None,
     return_lse: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """query [B, heads, T, d], key and value [B, kv heads, T, d] -> [B, T, heads, d], log-sum-exp [B, heads, T] or None.
 
     `kernel` takes query [rows, heads, d], key and value [K, kv heads, d], their lengths, scale.
@@ -58,17 +58,17 @@ def by_sequences(
     return out.unflatten(0, lines), lse
 
 
-Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, Lengths]
+Rows = tuple[Tensor, Tensor, Tensor]
+Operands = tuple[Tensor, Tensor, Tensor, Lengths]
 
 
-def _rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Rows:
+def _rows(query: Tensor, key: Tensor, value: Tensor) -> Rows:
     """[B, heads, T, d] each -> [B · T, heads, d]."""
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     return q, k, v
 
 
-def _operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> Operands:
+def _operands(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Operands:
     """Of [rows, heads, d]; rows of two-way blocks as if they were text."""
     if plan.key_rows is not None:
         k, v = (gather_rows(x, plan.key_rows, inverse=plan.key_inverse) for x in (k, v))
@@ -83,9 +83,7 @@ def _operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Attention
     return q, k, v, lengths
 
 
-def _of_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: BlockPlan, window: int | None
-) -> Operands:
+def _of_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: BlockPlan, window: int | None) -> Operands:
     """The rows of two-way blocks, and their paths up to the end of each."""
     q = gather_rows(q, blocks.rows, inverse=blocks.inverse)
     k, v = (gather_rows(x, blocks.key_rows, inverse=blocks.key_inverse) for x in (k, v))
@@ -102,12 +100,7 @@ def _left(lengths: Lengths) -> int:
 
 
 def torch_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: Lengths,
-    scale: float | None,
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None, return_lse: bool = False
 ) -> Any:
     """torch's own; deterministic under torch.use_deterministic_algorithms."""
     return varlen_attn(
@@ -123,12 +116,7 @@ def torch_varlen(
 
 
 def flash_attn(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: Lengths,
-    scale: float | None,
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None, return_lse: bool = False
 ) -> Any:
     """FlashAttention-2, of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
@@ -149,12 +137,7 @@ def flash_attn(
 
 
 def flash_attn_4(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: Lengths,
-    scale: float | None,
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None, return_lse: bool = False
 ) -> Any:
     """FlashAttention-4, of the package flash-attn-4. Heads that it gets wrong become wider by zeros.
 
@@ -189,11 +172,11 @@ KERNELS: dict[str, Kernel] = {
 class Call(NamedTuple):
     """What FlashAttention-4 gets: q [rows, heads, d], k and v [K, kv heads, d], and their `Lengths`."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
     causal: bool
@@ -215,12 +198,12 @@ class Call(NamedTuple):
 
 
 class Result(NamedTuple):
-    out: torch.Tensor  # [rows, heads, d]
-    lse: torch.Tensor  # [heads, rows] float32, log of the sum of exp
+    out: Tensor  # [rows, heads, d]
+    lse: Tensor  # [heads, rows] float32, log of the sum of exp
 
 
 class Incoming(NamedTuple):
-    grad: torch.Tensor  # [rows, heads, d]
+    grad: Tensor  # [rows, heads, d]
 
 
 # An op of ours, because torch.compile can't trace the package's autograd.Function.
@@ -237,7 +220,7 @@ def _flash_attn_4(call: Call) -> Result:
 @flat
 def _flash_attn_4_backward(
     incoming: Incoming, call: Call, result: Result
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = flash_attn_4_interface()._flash_attn_bwd(
         call.q,
         call.k,
@@ -261,21 +244,17 @@ def _(call: Call) -> Result:
 
 @_flash_attn_4_backward.register_fake
 @flat
-def _(
-    incoming: Incoming, call: Call, result: Result
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(incoming: Incoming, call: Call, result: Result) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     tensors, ctx.numbers = inputs[:5], inputs[5:]
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     call, result = Call(*saved[:5], *ctx.numbers), Result(*saved[5:])
     gradients = _flash_attn_4_backward(*Incoming(grad), *call, *result)

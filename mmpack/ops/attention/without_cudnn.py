@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 ALLOWED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
-) -> torch.Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """Arguments and result are those of `torch.nn.functional.scaled_dot_product_attention`."""
     if query.device.type != "cuda" or query.dtype == torch.float32:
         return scaled_dot_product_attention(query, key, value, **options)

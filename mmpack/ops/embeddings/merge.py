@@ -15,9 +15,8 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import by_backend, define_op, distinct_views, refuse_transforms
 from mmpack.ops.embeddings import MERGE_EMBEDDINGS
-from mmpack.ops.inputs import check_are_tensors
+from mmpack.ops.inputs import check_are_tensors, check_index, check_shapes
 from mmpack.ops.records import Size
-from mmpack.ops.rows.gather import check_index, check_range
 from mmpack.ops.rows.inverse import Inverse
 
 
@@ -43,10 +42,7 @@ class VisionRows(NamedTuple):
 
 
 def merge_embeddings(
-    embeddings: Tensor,
-    features: Tensor,
-    vision: VisionRows,
-    levels: Sequence[Tensor] = (),
+    embeddings: Tensor, features: Tensor, vision: VisionRows, levels: Sequence[Tensor] = ()
 ) -> tuple[Tensor, list[Tensor]]:
     """Token embeddings with the features of the media at their placeholders; one launch, and one backward.
 
@@ -89,44 +85,34 @@ def _check_shapes(
 ) -> None:
     given = {"features": features, **{f"levels[{i}]": level for i, level in enumerate(levels)}}
     check_are_tensors("merge_embeddings", **given)
-    count = check_rows("merge_embeddings", embeddings, vision)
-    for name, x in given.items():
-        if x.ndim != 2 or x.shape[0] != count or x.shape[1] != embeddings.shape[1]:
-            raise ArgumentError(
-                f"merge_embeddings: {name} has shape {list(x.shape)}, expected {[count, embeddings.shape[1]]}. "
-                "Fix: pass the vision tokens of all media of the batch, in its order"
-            )
+    check_rows("merge_embeddings", embeddings, vision)
+    fix = "pass the vision tokens of all media of the batch, in its order"
+    known = {"vision": (vision.offsets[1:], "P"), "embeddings": (embeddings, "T H")}
+    shapes = {name: (x, "P H") for name, x in given.items()}
+    check_shapes("merge_embeddings", fix, **known, **shapes)
 
 
-def check_rows(what: str, embeddings: Tensor, vision: VisionRows) -> int:
-    """P, how many features go into the rows. Raises ArgumentError unless `embeddings` and `vision` fit each other."""
+def check_rows(what: str, embeddings: Tensor, vision: VisionRows) -> None:
+    """Raise ArgumentError unless `embeddings` and `vision` fit each other."""
     if not isinstance(vision, VisionRows):
         raise ArgumentError(
             f"{what}: vision is {kind_of(vision)}, expected VisionRows. Fix: pass batch.vision_rows"
         )
     parts = {f"vision.{name}": x for name, x in vision._asdict().items()}
     check_are_tensors(what, embeddings=embeddings, **parts)
-    rows = vision.source.shape[0]
-    if embeddings.ndim != 2 or embeddings.shape[0] != rows:
-        raise ArgumentError(
-            f"{what}: embeddings has shape {list(embeddings.shape)}, expected [{rows}, H]. "
-            "Fix: pass one row for each of the batch's, without the batch dimension"
-        )
+    fix = "pass one row for each of the batch's, without the batch dimension"
+    check_shapes(what, fix, source=(vision.source, "T"), embeddings=(embeddings, "T H"))
     for name, index in parts.items():
-        check_index(what, name, index, embeddings.device)
-    return vision.offsets.shape[0] - 1
+        check_index(what, name, index, device=embeddings.device)
 
 
 def _merge(
     embeddings: Tensor, values: Tensor, levels: list[Tensor], vision: VisionRows
 ) -> tuple[Tensor, list[Tensor]]:
-    check_range("merge_embeddings", "vision.source", vision.source, -1, len(values))
-    check_range("merge_embeddings", "vision.features", vision.features, 0, len(values))
+    check_index("merge_embeddings", "vision.source", vision.source, len(values), low=-1)
+    check_index("merge_embeddings", "vision.features", vision.features, len(values))
     module = implementation(MERGE_EMBEDDINGS, embeddings.device)
-    merged: tuple[Tensor, list[Tensor]] = module.merge_embeddings(
-        embeddings, values, levels, vision
-    )
-    return merged
+    return module.merge_embeddings(embeddings, values, levels, vision)
 
 
 def _merge_fake(

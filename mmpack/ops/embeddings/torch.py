@@ -18,11 +18,7 @@ def merge_embeddings(
 
 
 def unmerge_embeddings(
-    grad: Tensor,
-    grad_levels: list[Tensor],
-    vision: VisionRows,
-    num_tokens: int,
-    num_features: int,
+    grad: Tensor, grad_levels: list[Tensor], vision: VisionRows, num_tokens: int, num_features: int
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Gradients [num_tokens, H], [num_features, H] and one of that per level; either number may be 0."""
     text = grad[:num_tokens].masked_fill((vision.source[:num_tokens] >= 0)[:, None], 0)

@@ -11,18 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mmpack.ops.embeddings.merge import VisionRows
-from mmpack.ops.rows.triton import (
-    AT_ONCE,
-    WARPS,
-    aligned,
-    as_words,
-    blocks,
-    copy_tile,
-    programs,
-    sum_tile,
-    sum_type,
-    tile,
-)
+from mmpack.ops.rows.triton import aligned, as_words, copy_tile, sum_tile, sum_type, tile, tiling
 
 
 # Counts differ from pack to pack: no kernel of their own for those that 16 divides.
@@ -94,7 +83,6 @@ def unmerge_kernel(
     SUM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """Gradients: the text rows' own, 0 at vision rows; of each feature the sum over its places in `order`."""
     width = units * UNIT
@@ -119,38 +107,13 @@ def unmerge_kernel(
         rows, columns = tile(part % of_level, width, BLOCK_ROWS, BLOCK_COLS)
         if part < of_level:
             sum_tile(
-                grad,
-                vision,
-                order,
-                offsets,
-                to_features,
-                rows,
-                num_features,
-                columns,
-                width,
-                True,
-                SUM,
-                BLOCK_ROWS,
-                BLOCK_COLS,
-                AT_ONCE,
+                grad, vision, order, offsets, to_features, rows, num_features, columns, width, SUM
             )
         for level in tl.static_range(LEVELS):
             if part // of_level == level + 1:
+                part_grad, to = grad_levels[level], to_levels[level]
                 sum_tile(
-                    grad_levels[level],
-                    vision,
-                    order,
-                    offsets,
-                    to_levels[level],
-                    rows,
-                    num_features,
-                    columns,
-                    width,
-                    False,
-                    SUM,
-                    BLOCK_ROWS,
-                    BLOCK_COLS,
-                    AT_ONCE,
+                    part_grad, None, order, offsets, to, rows, num_features, columns, width, SUM
                 )
 
 
@@ -164,36 +127,20 @@ def merge_embeddings(
     if merged.numel() == 0:
         return merged, taken
     words, units, unit = as_words(embeddings, features, merged, *levels, *taken)
-    high, wide = blocks(units * unit, words[0].element_size())
-    one_level = programs(index.shape[0], units * unit, high, wide)
-    grid = programs(len(merged), units * unit, high, wide) + len(levels) * one_level
+    shape = tiling(len(merged), units * unit, words[0].element_size())
+    one_level = tiling(index.shape[0], units * unit, words[0].element_size()).programs
+    text, seen, out, *others = words
+    read, written = tuple(others[: len(levels)]), tuple(others[len(levels) :])
     with torch.cuda.device_of(embeddings):
-        merge_kernel[(grid,)](
-            words[0],
-            words[1],
-            tuple(words[3 : 3 + len(levels)]),
-            source,
-            index,
-            words[2],
-            tuple(words[3 + len(levels) :]),
-            len(merged),
-            index.shape[0],
-            units,
-            UNIT=unit,
-            LEVELS=len(levels),
-            BLOCK_ROWS=high,
-            BLOCK_COLS=wide,
-            num_warps=WARPS,
-        )
+        merge_kernel[(shape.programs + len(levels) * one_level,)](
+            text, seen, read, source, index, out, written, len(merged), index.shape[0], units,
+            UNIT=unit, LEVELS=len(levels), **shape.blocks,
+        )  # fmt: skip
     return merged, taken
 
 
 def unmerge_embeddings(
-    grad: Tensor,
-    grad_levels: list[Tensor],
-    vision: VisionRows,
-    num_tokens: int,
-    num_features: int,
+    grad: Tensor, grad_levels: list[Tensor], vision: VisionRows, num_tokens: int, num_features: int
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Gradients [num_tokens, H], [num_features, H] and one of that per level; either number may be 0."""
     source, rows, order, offsets = (
@@ -203,32 +150,16 @@ def unmerge_embeddings(
     to_features = grad.new_empty(num_features, grad.shape[1])
     to_levels = [torch.empty_like(to_features) for _ in grad_levels]
     outputs = [to_embeddings, to_features, *to_levels]
-    flat, units, unit = aligned(grad, *grad_levels, *outputs)
+    (flat, *others), units, unit = aligned(grad, *grad_levels, *outputs)
     levels = len(grad_levels)
-    high, wide = blocks(units * unit, grad.element_size())
-    one_level = programs(num_features, units * unit, high, wide)
-    grid = programs(num_tokens, units * unit, high, wide) + (1 + levels) * one_level
-    if grid:
+    read, (text, features, *written) = tuple(others[:levels]), others[levels:]
+    shape = tiling(num_tokens, units * unit, grad.element_size())
+    one_level = tiling(num_features, units * unit, grad.element_size()).programs
+    if grid := shape.programs + (1 + levels) * one_level:
         with torch.cuda.device_of(grad):
             unmerge_kernel[(grid,)](
-                flat[0],
-                tuple(flat[1 : 1 + levels]),
-                source,
-                rows,
-                order,
-                offsets,
-                flat[1 + levels],
-                flat[2 + levels],
-                tuple(flat[3 + levels :]),
-                num_tokens,
-                num_features,
-                units,
-                UNIT=unit,
-                LEVELS=levels,
-                SUM=sum_type(grad.dtype),
-                BLOCK_ROWS=high,
-                BLOCK_COLS=wide,
-                AT_ONCE=AT_ONCE,
-                num_warps=WARPS,
-            )
+                flat, read, source, rows, order, offsets, text, features, tuple(written),
+                num_tokens, num_features, units,
+                UNIT=unit, LEVELS=levels, SUM=sum_type(grad.dtype), **shape.blocks,
+            )  # fmt: skip
     return to_embeddings, to_features, to_levels

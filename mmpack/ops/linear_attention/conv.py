@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmpack.errors import ArgumentError
-from mmpack.ops.backend import Op, implementation
+from mmpack.ops.backend import Op, module_of
 from mmpack.ops.custom_op import define_op
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_floats, check_shapes, check_tensors
 from mmpack.ops.linear_attention.rule import check_plan
 from mmpack.ops.linear_attention.segment_plan import FarReaders, SegmentPlan
 
@@ -42,32 +42,20 @@ def segment_conv1d(
     Raises ArgumentError for shapes, dtypes, devices and plans that don't fit.
     """
     check_tensors("segment_conv1d", ("bias",), x=x, weight=weight, bias=bias)
-    if x.ndim != 2 or weight.ndim != 2 or weight.shape[0] != x.shape[1] or not weight.shape[1]:
-        raise ArgumentError(
-            f"segment_conv1d: x has shape {list(x.shape)}, weight {list(weight.shape)}, expected [T, C] and [C, K]. "
-            "Fix: pass conv1d.weight.squeeze(1)"
-        )
-    if bias is not None and list(bias.shape) != [x.shape[1]]:
-        raise ArgumentError(
-            f"segment_conv1d: bias has shape {list(bias.shape)}, expected [{x.shape[1]}]. Fix: pass conv1d.bias"
-        )
-    for name, given in (("x", x), ("weight", weight), ("bias", bias)):
-        if given is not None and not given.is_floating_point():
-            raise ArgumentError(
-                f"segment_conv1d: {name} is {given.dtype}, expected a floating dtype. Fix: pass {name}.float()"
-            )
+    shapes = {"x": (x, "T C"), "weight": (weight, "C K"), "bias": (bias, "C")}
+    check_shapes("segment_conv1d", "pass conv1d.weight.squeeze(1), and conv1d.bias", **shapes)
+    check_floats("segment_conv1d", "pass x.float()", x=x, weight=weight, bias=bias)
     if activation not in ("silu", None):
         raise ArgumentError(
             f"segment_conv1d: activation is {activation!r}. Fix: use 'silu', or None and apply your own afterwards"
         )
     check_plan("segment_conv1d", plan, x)
-    if plan.conv_width < weight.shape[1]:
+    if not 0 < weight.shape[1] <= plan.conv_width:
         raise ArgumentError(
             f"segment_conv1d: the plan has rows of width {plan.conv_width}, weight has K = {weight.shape[1]}. "
             "Fix: make it by plan_segments(…, conv_width=K)"
         )
-    made: Tensor = _Conv.apply(x, weight, bias, plan.previous, activation == "silu", *plan.far)
-    return made
+    return _Conv.apply(x, weight, bias, plan.previous, activation == "silu", *plan.far)
 
 
 class Call(NamedTuple):
@@ -81,8 +69,7 @@ class Call(NamedTuple):
 
 
 def _run(call: Call) -> Tensor:
-    out: Tensor = _kernels(call).conv1d(*call)
-    return out
+    return module_of(SEGMENT_CONV1D, call.x, call.weight).conv1d(*call)
 
 
 def _run_backward(
@@ -90,7 +77,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to x, weight and bias; those of weight and bias are empty where not asked for."""
     *tensors, silu = call
-    to_x, to_weight, to_bias = _kernels(call).conv1d_backward(
+    to_x, to_weight, to_bias = module_of(SEGMENT_CONV1D, call.x, call.weight).conv1d_backward(
         grad, *tensors, far, silu, needs_weight
     )
     none = call.weight.new_empty(0)
@@ -125,8 +112,7 @@ class _Conv(torch.autograd.Function):
         *call, silu = arguments[: len(Call._fields)]
         ctx.save_for_backward(*call, *arguments[len(Call._fields) :])
         ctx.silu = silu
-        out: Tensor = _conv(*call, silu)
-        return out
+        return _conv(*call, silu)
 
     @staticmethod
     @once_differentiable
@@ -141,9 +127,3 @@ class _Conv(torch.autograd.Function):
             for found, needed in zip(to_weights, ctx.needs_input_grad[1:3], strict=True)
         )
         return to_x, to_weight, to_bias, *(None,) * 5
-
-
-def _kernels(call: Call) -> Any:
-    """The module that runs it: of Triton, or of plain PyTorch."""
-    dtype = torch.promote_types(call.x.dtype, call.weight.dtype)
-    return implementation(SEGMENT_CONV1D, call.x.device, dtype)

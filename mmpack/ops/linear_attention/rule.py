@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_floats, check_shapes, check_tensors
 from mmpack.ops.linear_attention import chunks, waves
 from mmpack.ops.linear_attention.choose import choose
 from mmpack.ops.linear_attention.segment_plan import SegmentPlan
@@ -39,7 +39,16 @@ def segment_delta_rule(
     """
     tensors = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     check_tensors("segment_delta_rule", (), **tensors)
-    _check_shapes(q, k, v, g, beta)
+    names = {"q": "T Hk Dk", "k": "T Hk Dk", "v": "T Hv Dv", "g": "T Hv", "beta": "T Hv"}
+    fix = "pass rows without a batch dimension"
+    shapes = {name: (x, names[name]) for name, x in tensors.items()}
+    sizes = check_shapes("segment_delta_rule", fix, **shapes)
+    check_floats("segment_delta_rule", "pass floating tensors", **tensors)
+    if not sizes["Hk"] or sizes["Hv"] % sizes["Hk"]:
+        raise ArgumentError(
+            f"segment_delta_rule: v has {sizes['Hv']} heads and q {sizes['Hk']}, expected a multiple. "
+            "Fix: pass whole groups of heads"
+        )
     check_plan("segment_delta_rule", plan, q)
     if scale is not None:
         check_number("segment_delta_rule", "scale", scale)
@@ -68,23 +77,4 @@ def check_plan(what: str, plan: SegmentPlan, x: Tensor) -> None:
     if plan.device != x.device:
         raise ArgumentError(
             f"{what}: the plan is on {plan.device}, but the rows are on {x.device}. Fix: pass plan.to(device)"
-        )
-
-
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> None:
-    fits = q.ndim == 3 and k.shape == q.shape and v.ndim == 3 and len(v) == len(q)
-    fits = fits and g.shape == beta.shape == v.shape[:2]
-    fits = fits and q.shape[1] > 0 and v.shape[1] % q.shape[1] == 0
-    if not fits:
-        shapes = ", ".join(
-            f"{name} {list(x.shape)}"
-            for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))
-        )
-        raise ArgumentError(
-            f"segment_delta_rule: shapes are {shapes}, expected [T, Hk, Dk] twice, [T, Hv, Dv], [T, Hv] twice, Hv a "
-            "multiple of Hk. Fix: pass rows without a batch dimension"
-        )
-    if not all(x.is_floating_point() for x in (q, k, v, g, beta)):
-        raise ArgumentError(
-            "segment_delta_rule: some input is not of a floating dtype. Fix: pass floating tensors"
         )

@@ -53,16 +53,14 @@ def _moved(x: Tensor, index: Tensor | None, back: Tensor | None) -> Tensor:
     """x[index], of a permutation and its inverse; x where there is none."""
     if index is None or back is None:
         return x
-    moved: Tensor = _Permute.apply(x, index, back)
-    return moved
+    return _Permute.apply(x, index, back)
 
 
 class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(index, back)
-        moved: Tensor = gather_op(x, index)
-        return moved
+        return gather_op(x, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_flag, check_number, kind_of
-from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.inputs import can_look_at, check_index, check_tensors
 from mmpack.ops.logprobs.call import runtime_scalar
 from mmpack.ops.logprobs.row_groups import RowGroups, make_row_groups
 from mmpack.ops.logprobs.support import Support
@@ -44,8 +44,9 @@ class Tokens(NamedTuple):
                 f"{what}: rows_unique and row_inverse must be passed together. Fix: pass both or neither"
             )
         check_index(what, "targets", targets, vocab)
-        check_index(what, "rows", rows, num_rows)
-        check_index(what, "rows_unique", rows_unique, num_rows)
+        for name, index in (("rows", rows), ("rows_unique", rows_unique)):
+            if index is not None:
+                check_index(what, name, index, num_rows)
         read = num_rows if rows is None else len(rows)
         if rows_unique is not None and row_inverse is not None:
             check_index(what, "row_inverse", row_inverse, len(rows_unique))
@@ -81,24 +82,6 @@ class Tokens(NamedTuple):
         return self.rows is None
 
 
-def check_index(what: str, name: str, index: Tensor | None, bound: int) -> None:
-    """Raise ArgumentError for what is no index [n], and on the CPU for one that is not in [0, bound)."""
-    if index is None:
-        return
-    if index.ndim != 1 or index.dtype not in (torch.int64, torch.int32):
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype}, expected one dimension of "
-            f"int64 or int32. Fix: pass compact indices, one per loss token"
-        )
-    if can_look_at(index) and len(index):
-        low, high = (int(x) for x in index.aminmax())
-        if low < 0 or high >= bound:
-            raise ArgumentError(
-                f"{what}: {name} runs from {low} to {high}, expected [0, {bound}). "
-                f"Fix: pass token ids as targets, and row numbers of the first argument as rows"
-            )
-
-
 def _check_inverse(
     what: str, rows: Tensor | None, rows_unique: Tensor, row_inverse: Tensor
 ) -> None:
@@ -132,11 +115,7 @@ def check_list(what: str, where: str, support: Any) -> None:
     named = {f"{where}.offsets": offsets, f"{where}.ids": ids}
     check_tensors(what, (), **named)
     for name, x in named.items():
-        if x.ndim != 1 or x.dtype not in (torch.int64, torch.int32):
-            raise ArgumentError(
-                f"{what}: {name} has shape {list(x.shape)} and dtype {x.dtype}, expected one dimension of int64 or "
-                f"int32. Fix: pass offsets [N + 1] and ids [M]"
-            )
+        check_index(what, name, x)
     if len(offsets) < 2 and (len(offsets) == 0 or len(ids)):
         raise ArgumentError(
             f"{what}: {where} has {len(offsets)} offsets and {len(ids)} ids. Fix: pass offsets [N + 1], from 0 to M"

@@ -102,6 +102,12 @@ def gradient_to_logits(
     return gradients
 
 
+def sparse_rows(index: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    """Values [S, V] at rows `index` [S], as a sparse COO tensor of the shape of `like`."""
+    with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
+        return torch.sparse_coo_tensor(index[None], values, like.shape)
+
+
 def gradients_to_head(name: str, run: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """Define the backward of an op of hidden, weight and bias, mmpack::`name`; returns `gradients` of `define`.
 

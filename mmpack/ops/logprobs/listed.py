@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, kind_of
-from mmpack.ops.inputs import can_look_at, check_tensors
+from mmpack.ops.inputs import check_index, check_tensors
 from mmpack.ops.logprobs import selected
-from mmpack.ops.logprobs.arguments import Tokens, check_index, check_list
+from mmpack.ops.logprobs.arguments import Tokens, check_list
 from mmpack.ops.logprobs.linear import selected as linear
 from mmpack.ops.logprobs.linear.call import Head
 from mmpack.ops.logprobs.linear.selected import check_head
@@ -151,8 +151,7 @@ def check_lists(what: str, lists: Any, targets: Tensor, vocab: int) -> None:
                 f"{what}: {where} has {len(support)} lists for {len(targets)} targets. "
                 f"Fix: pass one list per loss token, an empty one where the teacher scored nothing"
             )
-        if can_look_at(support.ids):
-            check_index(what, f"{where}.ids", support.ids, vocab)
+        check_index(what, f"{where}.ids", support.ids, vocab)
 
 
 def tokens_of(support: Support) -> Tensor:

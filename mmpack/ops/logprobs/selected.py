@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_name
-from mmpack.ops.backend import implementation
+from mmpack.ops.backend import module_of
 from mmpack.ops.logprobs import SELECTED_LOGPROBS
 from mmpack.ops.logprobs.arguments import Tokens, check_support
-from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
+from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits, sparse_rows
 from mmpack.ops.logprobs.call import Call, Statistics
 from mmpack.ops.logprobs.lists.logits import from_logits
 from mmpack.ops.logprobs.row_groups import RowGroups
@@ -127,16 +127,14 @@ def _fake_backward(given: Incoming, call: Call, statistics: Statistics) -> Tenso
 
 
 def _path(call: Call) -> Any:
-    """The module that runs it, `torch` or `triton`."""
-    return implementation(SELECTED_LOGPROBS, call.logits.device, call.logits.dtype)
+    return module_of(SELECTED_LOGPROBS, call.logits)
 
 
 def _sparse(values: Tensor, call: Call) -> Tensor:
     """Rows [S, V] of the groups as a sparse COO tensor [T, V]."""
     rows = call.rows
     index = torch.arange(call.num_rows, device=values.device) if rows is None else rows.long()
-    with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
-        return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
+    return sparse_rows(index, values, call.logits)
 
 
 selected_gradient = gradient_to_logits(

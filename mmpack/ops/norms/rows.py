@@ -35,8 +35,7 @@ def row_sum(x: Tensor) -> Tensor:
             f"row_sum: x has shape {list(x.shape)} and dtype {x.dtype}, expected [..., N] of floats. "
             "Fix: pass rows"
         )
-    made: Tensor = _RowSum.apply(x)
-    return made
+    return _RowSum.apply(x)
 
 
 class _RowSum(torch.autograd.Function):

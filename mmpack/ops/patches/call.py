@@ -18,12 +18,17 @@ from mmpack.video.patches import CHANNELS
 
 
 class PatchLayout(NamedTuple):
-    """Where the values of clips and of rows lie: `PatchTables`, as a schema can hold it."""
+    """Where the values of clips and of rows lie.
 
-    patches: Tensor
-    blocks: Tensor
-    sizes: Sequence[int]
-    kept: Sequence[int] | None
+    `patches`: first row, h, w in patches, clip; then where each slot's frame starts in one buffer.
+    """
+
+    patches: Tensor  # [T, 4 + slots] int64
+    blocks: Tensor  # [tokens, 4] int32: temporal patch, first of its rows there, first pixel (y, x)
+    sizes: Sequence[int]  # 3 per clip: frames, height, width
+    kept: (
+        Sequence[int] | None
+    )  # temporal patches that are rows, each clip's ended by -1; None: all are
     num_rows: int
     num_values: int
     family: str

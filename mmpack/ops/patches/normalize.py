@@ -53,8 +53,7 @@ def normalize_bytes(rows: Tensor, values: Tensor, dtype: torch.dtype = torch.flo
         raise ArgumentError(
             f"normalize_bytes: dtype is {dtype!r:.60}. Fix: pass torch.float32, torch.bfloat16 or torch.float16"
         )
-    out: Tensor = normalize_op(rows.contiguous(), values.contiguous(), dtype)
-    return out
+    return normalize_op(rows.contiguous(), values.contiguous(), dtype)
 
 
 def _normalize(rows: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,7 +80,7 @@ def pack_video(
     changed = mean is not None or rescale_factor is not None
     dtype = _row_dtype(clips[0].dtype if clips else torch.uint8, changed, dtype)
     if not clips:
-        return tables.patches.new_empty(0, tables.family.patch_dim, dtype=dtype)
+        return tables.layout.patches.new_empty(0, tables.layout.geometry.patch_dim, dtype=dtype)
     change = Change(mean, std, rescale_factor, dtype, True)
     refuse_transforms("pack_video", *clips)
     clips = [c.contiguous() for c in clips]
@@ -88,7 +88,7 @@ def pack_video(
         rows: Tensor = _Pack.apply(*tables.layout, change, *distinct_views(*clips))
     else:
         rows = pack_op(clips, *tables.layout, *change)
-    return channels_last(rows, tables.family)
+    return channels_last(rows, tables.layout.geometry)
 
 
 def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> list[Tensor]:
@@ -100,13 +100,13 @@ def unpack_video(rows: Tensor | np.ndarray, plan: PatchPlan | PatchTables) -> li
     """
     values = _tensor(rows)
     tables = _tables_of(plan, [values])
-    if values.shape != (tables.num_rows, tables.family.patch_dim):
+    if values.shape != (tables.layout.num_rows, tables.layout.geometry.patch_dim):
         raise ArgumentError(
             f"unpack_video: rows have shape {list(values.shape)}, the plan's "
-            f"{[tables.num_rows, tables.family.patch_dim]}. Fix: pass the rows that the plan packs"
+            f"{[tables.layout.num_rows, tables.layout.geometry.patch_dim]}. Fix: pass the rows that the plan packs"
         )
     refuse_transforms("unpack_video", values)
-    values = channels_first(values, tables.family)
+    values = channels_first(values, tables.layout.geometry)
     if torch.is_grad_enabled() and values.requires_grad:
         buffer = _Unpack.apply(values, *tables.layout, False)
     else:
@@ -217,9 +217,10 @@ def _row_dtype(found: torch.dtype, changed: bool, dtype: torch.dtype | None) -> 
 def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
     shapes = tables.shapes
     if len(clips) == 1 and clips[0].ndim == 1:
-        if len(clips[0]) != tables.num_values:
+        values = tables.layout.num_values
+        if len(clips[0]) != values:
             raise ArgumentError(
-                f"pack_video: the buffer holds {len(clips[0])} values, but the plan's clips have {tables.num_values}. "
+                f"pack_video: the buffer holds {len(clips[0])} values, but the plan's clips have {values}. "
                 "Fix: pass all clips of the plan, one after the other"
             )
     else:
@@ -235,9 +236,9 @@ def _check_clips(clips: list[Tensor], tables: PatchTables) -> None:
         raise ArgumentError(
             f"pack_video: the clips have {len(kinds)} dtypes or devices. Fix: pass one dtype on one device"
         )
-    if clips and clips[0].device != tables.patches.device:
+    if clips and clips[0].device != tables.layout.patches.device:
         raise ArgumentError(
-            f"pack_video: frames are on {clips[0].device}, but the tables on {tables.patches.device}. "
+            f"pack_video: frames are on {clips[0].device}, but the tables on {tables.layout.patches.device}. "
             "Fix: pass patch_tables(plan, frames.device)"
         )
 

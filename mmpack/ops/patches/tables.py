@@ -9,45 +9,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mmpack.families import Family
 from mmpack.ops.patches.call import PatchLayout
 from mmpack.video.patches import CHANNELS, PatchPlan, merge_of
 
 
 @dataclass(frozen=True, eq=False)
 class PatchTables:
-    """A PatchPlan for the ops: tensors on one device, and what the host has to know as plain numbers.
+    """A PatchPlan for the ops: where values lie, as the ops take it, and what the host has to know besides."""
 
-    `patches` [T, 4 + slots]: first row, h, w in patches, clip; then where each slot's frame starts in one buffer.
-    """
-
-    family: Family
-    channels_last: bool
-    sizes: tuple[int, ...]  # 3 per clip: frames, height, width
-    # temporal patches that are rows, each clip's ended by -1; None: all are
-    kept: tuple[int, ...] | None
-    num_rows: int
-    num_values: int
+    layout: PatchLayout
     shapes: tuple[tuple[int, int, int, int], ...]  # of each clip, frame-major
     counts: tuple[int, ...]  # values of each clip
-    patches: Tensor  # [T, 4 + slots] int64
-    blocks: Tensor  # [tokens, 4] int32: temporal patch, first of its rows there, first pixel (y, x)
 
     @property
-    def layout(self) -> PatchLayout:
-        """As the ops take it."""
-        return PatchLayout(
-            self.patches,
-            self.blocks,
-            self.sizes,
-            self.kept,
-            self.num_rows,
-            self.num_values,
-            self.family.name,
-            self.channels_last,
-        )
+    def num_rows(self) -> int:
+        return self.layout.num_rows
 
 
 _TABLES: weakref.WeakKeyDictionary[PatchPlan, dict[torch.device, PatchTables]] = (
@@ -97,15 +74,14 @@ def _tables(plan: PatchPlan, device: torch.device) -> PatchTables:
     order = [0, 1, 2, 3] if plan.channels_last else [0, 3, 1, 2]
     channels = np.full(len(plan.sizes), CHANNELS)
     shapes = np.column_stack([plan.sizes, channels])[:, order].tolist()
-    return PatchTables(
-        family=plan.family,
-        channels_last=plan.channels_last,
+    layout = PatchLayout(
+        patches=torch.from_numpy(entries).to(device),
+        blocks=torch.from_numpy(np.column_stack(blocks).astype(np.int32)).to(device),
         sizes=tuple(plan.sizes.reshape(-1).tolist()),
         kept=kept,
         num_rows=plan.num_rows,
         num_values=int(plan.value_offsets[-1]),
-        shapes=tuple(map(tuple, shapes)),
-        counts=tuple(map(math.prod, shapes)),
-        patches=torch.from_numpy(entries).to(device),
-        blocks=torch.from_numpy(np.column_stack(blocks).astype(np.int32)).to(device),
+        family=plan.family.name,
+        channels_last=plan.channels_last,
     )
+    return PatchTables(layout, tuple(map(tuple, shapes)), tuple(map(math.prod, shapes)))

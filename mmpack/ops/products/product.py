@@ -68,8 +68,7 @@ def product(
         raise ArgumentError(
             f"product: out_dtype is {out_dtype}, the factors are {a.dtype}. Fix: pass None or torch.float32"
         )
-    made: Tensor = _Product.apply(a, b, bias, out_dtype or a.dtype)
-    return made
+    return _Product.apply(a, b, bias, out_dtype or a.dtype)
 
 
 class _Product(torch.autograd.Function):

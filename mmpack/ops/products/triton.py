@@ -31,11 +31,7 @@ SIDE = 32  # of each, on a CPU
 
 
 def product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    tiles: Tiles | None = None,
+    a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, tiles: Tiles | None = None
 ) -> Tensor:
     """a [M, K] · b [K, N] + bias [N]; `tiles`: other ones than the chosen."""
     if a.dtype == torch.float32 or 0 in (*a.shape, b.shape[1]):
@@ -159,14 +155,7 @@ def product_kernel(
 
 @triton.jit
 def store_tile(
-    out_desc,
-    bias_ptr,
-    total,
-    m,
-    n,
-    num_columns,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    out_desc, bias_ptr, total, m, n, num_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     if bias_ptr is not None:
         columns = n * COLUMNS + tl.arange(0, COLUMNS)

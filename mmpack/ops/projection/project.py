@@ -18,9 +18,8 @@ from mmpack.ops.attention.operands import attended_dtype
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import define_op, distinct_views
 from mmpack.ops.embeddings.merge import VisionRows, check_rows
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_floats, check_index, check_shapes, check_tensors
 from mmpack.ops.projection import PROJECT_AND_MERGE
-from mmpack.ops.rows.gather import check_range
 
 
 class Projection(NamedTuple):
@@ -32,10 +31,7 @@ class Projection(NamedTuple):
 
 
 def project_and_merge(
-    embeddings: Tensor,
-    projector: Projection,
-    vision: VisionRows,
-    levels: Sequence[Projection] = (),
+    embeddings: Tensor, projector: Projection, vision: VisionRows, levels: Sequence[Projection] = ()
 ) -> tuple[Tensor, list[Tensor]]:
     """Token embeddings with the projector's product at the placeholders; the product's only copy is the result.
 
@@ -93,13 +89,10 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
     biases = [name for name in parts if name.endswith(".bias")]
     check_tensors(what, biases, embeddings=embeddings, **parts)
-    count = check_rows(what, embeddings, vision)
-    if not embeddings.is_floating_point():
-        raise ArgumentError(
-            f"{what}: embeddings has dtype {embeddings.dtype}, expected a floating point one. Fix: embed the ids"
-        )
+    check_rows(what, embeddings, vision)
+    check_floats(what, "embed the ids", embeddings=embeddings)
     for name, p in given.items():
-        _check_layer(what, name, p, count, embeddings.shape[1])
+        _check_layer(what, name, p, vision.offsets[1:], embeddings)
     if len(vision.rows) != len(vision.features):
         raise ArgumentError(
             f"{what}: vision has {len(vision.rows)} rows and {len(vision.features)} features of them. "
@@ -107,22 +100,13 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
         )
 
 
-def _check_layer(what: str, name: str, p: Projection, count: int, width: int) -> None:
+def _check_layer(what: str, name: str, p: Projection, features: Tensor, embeddings: Tensor) -> None:
     inputs, weight, bias = p
-    if inputs.ndim != 2 or inputs.shape[0] != count:
-        raise ArgumentError(
-            f"{what}: {name}.inputs has shape {list(inputs.shape)}, expected [{count}, K]. "
-            "Fix: pass what goes into the last layer, for all media of the batch in its order"
-        )
-    if list(weight.shape) != [width, inputs.shape[1]]:
-        raise ArgumentError(
-            f"{what}: {name}.weight has shape {list(weight.shape)}, expected {[width, inputs.shape[1]]}. "
-            "Fix: pass linear.weight of the projector's last layer"
-        )
-    if bias is not None and list(bias.shape) != [width]:
-        raise ArgumentError(
-            f"{what}: {name}.bias has shape {list(bias.shape)}, expected [{width}]. Fix: pass linear.bias"
-        )
+    shapes = {"inputs": (inputs, "P K"), "weight": (weight, "H K"), "bias": (bias, "H")}
+    shapes = {f"{name}.{part}": given for part, given in shapes.items()}
+    fix = "pass the projector's last linear layer, and what goes into it for all media of the batch"
+    known = {"features": (features, "P"), "embeddings": (embeddings, "T H")}
+    check_shapes(what, fix, **known, **shapes)
     dtypes = {x.dtype for x in _as_autocast(p) if x is not None}
     if len(dtypes) > 1 or not inputs.is_floating_point():
         raise ArgumentError(
@@ -164,12 +148,11 @@ def _columns(flat: Sequence[Any]) -> Layers:
 
 def _project(embeddings: Tensor, layers: Layers, vision: VisionRows) -> list[Tensor]:
     count = len(layers.inputs[0])
-    check_range("project_and_merge", "vision.source", vision.source, -1, count)
-    check_range("project_and_merge", "vision.rows", vision.rows, 0, len(embeddings))
-    check_range("project_and_merge", "vision.features", vision.features, 0, count)
+    check_index("project_and_merge", "vision.source", vision.source, count, low=-1)
+    check_index("project_and_merge", "vision.rows", vision.rows, len(embeddings))
+    check_index("project_and_merge", "vision.features", vision.features, count)
     module = implementation(PROJECT_AND_MERGE, embeddings.device, layers.inputs[0].dtype)
-    made: list[Tensor] = module.project_and_merge(embeddings, layers.each, vision)
-    return made
+    return module.project_and_merge(embeddings, layers.each, vision)
 
 
 def _project_fake(embeddings: Tensor, layers: Layers, vision: VisionRows) -> list[Tensor]:

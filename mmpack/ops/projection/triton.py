@@ -29,7 +29,7 @@ from mmpack.ops.logprobs.linear.tiles import (
 )
 from mmpack.ops.projection.project import Projection
 from mmpack.ops.rows.inverse import Inverse
-from mmpack.ops.rows.triton import WARPS, as_words, blocks, programs, sum_rows, tile
+from mmpack.ops.rows.triton import as_words, sum_rows, tile, tiling
 
 GATHERED_ROWS = 32_768  # of gradients of features that exist at a time
 
@@ -172,18 +172,9 @@ def _places(vision: VisionRows) -> Places:
 def _fill(embeddings: Tensor, source: Tensor, target: Tensor, merged: Tensor) -> None:
     """Rows of merged that are not a feature's first: text (source -1) and repeated features."""
     (text, words), units, unit = as_words(embeddings, merged)
-    high, wide = blocks(units * unit, words.element_size())
-    fill_kernel[(programs(len(merged), units * unit, high, wide),)](
-        text,
-        source,
-        target,
-        words,
-        len(merged),
-        units,
-        UNIT=unit,
-        BLOCK_ROWS=high,
-        BLOCK_COLS=wide,
-        num_warps=WARPS,
+    shape = tiling(len(merged), units * unit, words.element_size())
+    fill_kernel[shape.grid](
+        text, source, target, words, len(merged), units, UNIT=unit, **shape.blocks
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
 from mmpack.ops.custom_op import LIBRARY, define_op, refuse_transforms
+from mmpack.ops.inputs import check_index
 from mmpack.ops.namespace import NAMESPACE
 from mmpack.ops.records import Size
 from mmpack.ops.rows import GATHER_ROWS, SUM_ROWS
@@ -36,7 +37,7 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     """
     if x.ndim == 0:
         raise ArgumentError("gather_rows: x is a single number. Fix: pass rows, [R, …]")
-    check_index("gather_rows", "index", index, x.device)
+    check_index("gather_rows", "index", index, device=x.device)
     if inverse is not None and inverse.offsets.shape[0] != x.shape[0] + 1:
         raise ArgumentError(
             f"gather_rows: the inverse is for {len(inverse.offsets) - 1} rows, but x has {len(x)}. "
@@ -48,48 +49,19 @@ def gather_rows(x: Tensor, index: Tensor, *, inverse: Inverse | None = None) -> 
     order, offsets = (None, None) if inverse is None else inverse
     # Traced as one op: torch keeps no compiled graph on disk that holds an autograd.Function.
     run = _traced_op if torch.compiler.is_compiling() else _Gather.apply
-    out: Tensor = run(x, index, order, offsets)
-    return out
-
-
-def check_index(what: str, name: str, index: Tensor, device: torch.device) -> None:
-    """Raise ArgumentError for what is no index [K] on `device`."""
-    if index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
-        raise ArgumentError(
-            f"{what}: {name} has shape {list(index.shape)} and dtype {index.dtype}, expected one dimension of "
-            "int64 or int32. Fix: pass row numbers"
-        )
-    if index.device != device:
-        raise ArgumentError(
-            f"{what}: {name} is on {index.device}, the rows are on {device}. Fix: move it, as batch.to does"
-        )
-
-
-def check_range(what: str, name: str, index: Tensor, low: int, high: int) -> None:
-    """Raise ArgumentError for an entry outside [low, high), only on the CPU."""
-    if index.device.type == "cpu" and len(index):
-        smallest, largest = (int(i) for i in index.aminmax())
-        if smallest < low or largest >= high:
-            raise ArgumentError(
-                f"{what}: {name} runs from {smallest} to {largest}, expected [{low}, {high}). "
-                "Fix: pass numbers of rows that exist"
-            )
+    return run(x, index, order, offsets)
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    check_range("gather_rows", "index", index, 0, len(x))
-    gathered: Tensor = implementation(GATHER_ROWS, x.device).gather_rows(x, index)
-    return gathered
+    check_index("gather_rows", "index", index, len(x))
+    return implementation(GATHER_ROWS, x.device).gather_rows(x, index)
 
 
 def _sum(
     values: Tensor, index: Tensor, order: Tensor | None, offsets: Tensor | None, num_rows: int
 ) -> Tensor:
     inverse = None if order is None or offsets is None else Inverse(order, offsets)
-    summed: Tensor = implementation(SUM_ROWS, values.device).sum_rows(
-        values, index, inverse, num_rows
-    )
-    return summed
+    return implementation(SUM_ROWS, values.device).sum_rows(values, index, inverse, num_rows)
 
 
 def _gather_fake(x: Tensor, index: Tensor) -> Tensor:

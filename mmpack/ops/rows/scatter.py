@@ -7,9 +7,8 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.backend import implementation
-from mmpack.ops.inputs import check_tensors
+from mmpack.ops.inputs import check_index, check_tensors
 from mmpack.ops.rows import SCATTER_ROWS
-from mmpack.ops.rows.gather import check_index, check_range
 
 
 def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
@@ -28,7 +27,7 @@ def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
         [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """
     check_tensors("scatter_rows", (), out=out, index=index, values=values)
-    check_index("scatter_rows", "index", index, out.device)
+    check_index("scatter_rows", "index", index, device=out.device)
     if out.ndim == 0 or values.shape != (len(index), *out.shape[1:]) or values.dtype != out.dtype:
         raise ArgumentError(
             f"scatter_rows: values have shape {list(values.shape)} and dtype {values.dtype}, expected {len(index)} "
@@ -47,7 +46,7 @@ def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
             "scatter_rows: values share memory with out, so rows would be read while they are written. "
             "Fix: pass values.clone(), or use gather_rows"
         )
-    check_range("scatter_rows", "index", index, 0, len(out))
+    check_index("scatter_rows", "index", index, len(out))
     implementation(SCATTER_ROWS, out.device).scatter_rows(out, index, values)
 
 

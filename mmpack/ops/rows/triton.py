@@ -7,6 +7,7 @@ the other, so its bits depend only on them.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,7 +18,7 @@ from mmpack.ops.rows.inverse import Inverse, inverse_index
 
 TILE_BYTES = 8192
 WARPS = 4
-AT_ONCE = 4  # entries of a row that are read before they are added, after the first
+AT_ONCE = tl.constexpr(4)  # entries of a row that are read before they are added, after the first
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -40,11 +41,11 @@ def copy_tile(source, read, out, write, columns, width, live):
 
 
 @triton.jit
-def entry_tile(values, through, order, at, stop, columns, width, THROUGH: tl.constexpr):
-    """values[order[at]], or values[through[order[at]]] with THROUGH; 0 for rows where `at` is not below `stop`."""
+def entry_tile(values, through, order, at, stop, columns, width):
+    """values[order[at]], or values[through[order[at]]] with `through`; 0 for rows where `at` is not below `stop`."""
     more = at < stop
     entry = tl.load(order + at, mask=more, other=0)
-    if THROUGH:
+    if through is not None:
         entry = tl.load(through + entry, mask=more, other=0)
     where = entry.to(tl.int64)[:, None] * width + columns[None, :]
     mask = more[:, None] & (columns < width)[None, :]
@@ -53,31 +54,18 @@ def entry_tile(values, through, order, at, stop, columns, width, THROUGH: tl.con
 
 @triton.jit
 def sum_tile(
-    values,
-    through,
-    order,
-    offsets,
-    out,
-    rows,
-    num_rows,
-    columns,
-    width,
-    THROUGH: tl.constexpr,
-    SUM: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    values, through, order, offsets, out, rows, num_rows, columns, width, SUM: tl.constexpr
 ):
     """out[r] = sum of the entries order[offsets[r] : offsets[r + 1]], one after the other; 0 if there is none."""
     live = rows < num_rows
     start = tl.load(offsets + rows, mask=live, other=0)
     stop = tl.load(offsets + rows + 1, mask=live, other=0)
-    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), dtype=SUM)
-    total += entry_tile(values, through, order, start, stop, columns, width, THROUGH).to(SUM)
+    total = tl.zeros((rows.shape[0], columns.shape[0]), dtype=SUM)
+    total += entry_tile(values, through, order, start, stop, columns, width).to(SUM)
     for first in range(1, tl.max(stop - start), AT_ONCE):
         for i in tl.static_range(AT_ONCE):
             at = start + first + i
-            total += entry_tile(values, through, order, at, stop, columns, width, THROUGH).to(SUM)
+            total += entry_tile(values, through, order, at, stop, columns, width).to(SUM)
     where = rows.to(tl.int64)[:, None] * width + columns[None, :]
     mask = live[:, None] & (columns < width)[None, :]
     tl.store(out + where, total.to(out.dtype.element_ty), mask=mask, cache_modifier=".cs")
@@ -85,39 +73,26 @@ def sum_tile(
 
 # Counts differ from pack to pack: no kernel of their own for those that 16 divides.
 @triton.jit(do_not_specialize=["count"])
-def gather_kernel(
-    x,
-    index,
+def copy_kernel(
+    source,
+    read,
     out,
+    write,
     count,
     units,
     UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
 ):
+    """out[write] = source[read]; of the two one is None: all rows in order."""
     width = units * UNIT  # so that the compiler sees that rows are aligned
     rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
     live = rows < count
-    read = tl.load(index + rows, mask=live, other=0)
-    copy_tile(x, read, out, rows, columns, width, live)
-
-
-@triton.jit(do_not_specialize=["count"])
-def scatter_kernel(
-    values,
-    index,
-    out,
-    count,
-    units,
-    UNIT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    width = units * UNIT
-    rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
-    live = rows < count
-    write = tl.load(index + rows, mask=live, other=0)
-    copy_tile(values, rows, out, write, columns, width, live)
+    if read is not None:
+        from_rows, to_rows = tl.load(read + rows, mask=live, other=0), rows
+    else:
+        from_rows, to_rows = rows, tl.load(write + rows, mask=live, other=0)
+    copy_tile(source, from_rows, out, to_rows, columns, width, live)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -132,68 +107,32 @@ def sum_kernel(
     SUM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     width = units * UNIT
     rows, columns = tile(tl.program_id(0), width, BLOCK_ROWS, BLOCK_COLS)
-    sum_tile(
-        values,
-        order,
-        order,
-        offsets,
-        out,
-        rows,
-        num_rows,
-        columns,
-        width,
-        False,
-        SUM,
-        BLOCK_ROWS,
-        BLOCK_COLS,
-        AT_ONCE,
-    )
+    sum_tile(values, None, order, offsets, out, rows, num_rows, columns, width, SUM)
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """x [R, ...], index [K] -> [K, ...]."""
     out = x.new_empty(len(index), *x.shape[1:])
-    if out.numel() == 0:
-        return out
-    (x_words, out_words), units, unit = as_words(x, out)
-    rows, columns = blocks(units * unit, x_words.element_size())
-    with torch.cuda.device_of(x):
-        gather_kernel[(programs(len(index), units * unit, rows, columns),)](
-            x_words,
-            index.contiguous(),
-            out_words,
-            len(index),
-            units,
-            UNIT=unit,
-            BLOCK_ROWS=rows,
-            BLOCK_COLS=columns,
-            num_warps=WARPS,
-        )
+    _copy(x, index.contiguous(), out, None)
     return out
 
 
 def scatter_rows(out: Tensor, index: Tensor, values: Tensor) -> None:
     """out [R, ...] contiguous, index [K], values [K, ...]: out[index] = values."""
-    if values.numel() == 0:
+    _copy(values, None, out, index.contiguous())
+
+
+def _copy(source: Tensor, read: Tensor | None, out: Tensor, write: Tensor | None) -> None:
+    if source.numel() == 0 or out.numel() == 0:
         return
-    (out_words, words), units, unit = as_words(out, values)
-    rows, columns = blocks(units * unit, words.element_size())
-    with torch.cuda.device_of(out):
-        scatter_kernel[(programs(len(index), units * unit, rows, columns),)](
-            words,
-            index.contiguous(),
-            out_words,
-            len(index),
-            units,
-            UNIT=unit,
-            BLOCK_ROWS=rows,
-            BLOCK_COLS=columns,
-            num_warps=WARPS,
-        )
+    (source, words), units, unit = as_words(source, out)
+    count = len(words) if write is None else len(write)
+    shape = tiling(count, units * unit, words.element_size())
+    with torch.cuda.device_of(words):
+        copy_kernel[shape.grid](source, read, words, write, count, units, UNIT=unit, **shape.blocks)
 
 
 def sum_rows(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: int) -> Tensor:
@@ -202,23 +141,13 @@ def sum_rows(values: Tensor, index: Tensor, inverse: Inverse | None, num_rows: i
     out = values.new_empty(num_rows, *values.shape[1:])
     if out.numel() == 0:
         return out
-    (flat_values, flat_out), units, unit = aligned(values, out)
-    rows, columns = blocks(units * unit, values.element_size())
+    (flat, flat_out), units, unit = aligned(values, out)
+    shape = tiling(num_rows, units * unit, values.element_size())
     with torch.cuda.device_of(values):
-        sum_kernel[(programs(num_rows, units * unit, rows, columns),)](
-            flat_values,
-            order.contiguous(),
-            offsets.contiguous(),
-            flat_out,
-            num_rows,
-            units,
-            UNIT=unit,
-            SUM=sum_type(values.dtype),
-            BLOCK_ROWS=rows,
-            BLOCK_COLS=columns,
-            AT_ONCE=AT_ONCE,
-            num_warps=WARPS,
-        )
+        sum_kernel[shape.grid](
+            flat, order.contiguous(), offsets.contiguous(), flat_out, num_rows, units,
+            UNIT=unit, SUM=sum_type(values.dtype), **shape.blocks,
+        )  # fmt: skip
     return out
 
 
@@ -244,16 +173,24 @@ def as_words(*tensors: Tensor) -> tuple[list[Tensor], int, int]:
     return words, words[0].shape[1] // unit, unit
 
 
-def blocks(width: int, size: int) -> tuple[int, int]:
-    """Rows and columns of a tile for rows of `width` values of `size` bytes."""
+class Tiling(NamedTuple):
+    """Programs that cover some rows, and what their kernel is launched with."""
+
+    programs: int
+    blocks: dict[str, int]
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.programs,)
+
+
+def tiling(rows: int, width: int, size: int) -> Tiling:
+    """Tiles of TILE_BYTES over `rows` rows of `width` values of `size` bytes."""
     values = TILE_BYTES // size
     columns = min(triton.next_power_of_2(max(width, 1)), values)
-    return values // columns, columns
-
-
-def programs(rows: int, width: int, block_rows: int, block_columns: int) -> int:
-    """Tiles that cover [rows, width]."""
-    return triton.cdiv(rows, block_rows) * triton.cdiv(width, block_columns)
+    high = values // columns
+    count = triton.cdiv(rows, high) * triton.cdiv(width, columns)
+    return Tiling(count, {"BLOCK_ROWS": high, "BLOCK_COLS": columns, "num_warps": WARPS})
 
 
 def sum_type(dtype: torch.dtype) -> tl.dtype:

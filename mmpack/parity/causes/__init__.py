@@ -9,15 +9,13 @@ from dataclasses import replace
 
 from mmpack.parity.causes.codecs import codec_hits
 from mmpack.parity.causes.coordinates import coordinate_hits
-from mmpack.parity.causes.cut import common_part, cut_hits, moved, truncation
-from mmpack.parity.causes.edges import edges
+from mmpack.parity.causes.cut import common_part, cut_hits, edges, moved, truncation
 from mmpack.parity.causes.loss import loss_hits
 from mmpack.parity.causes.media import media_hits
 from mmpack.parity.causes.pair import Decode, Hit, Pair
 from mmpack.parity.causes.positions import position_hits
 from mmpack.parity.causes.replay import replay_hits
-from mmpack.parity.causes.rules import broken_rules, rule_hits, structured_pair
-from mmpack.parity.causes.runs import run_hits
+from mmpack.parity.causes.runs import broken_rules, rule_hits, run_hits, structured_pair
 from mmpack.parity.causes.settings import limits_fix, setting_hits
 from mmpack.parity.causes.text import text_hits
 from mmpack.parity.causes.turns import turns_in_order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from mmpack.parity.causes.pair import Pair, possible, show
-from mmpack.parity.causes.settings import decisive, pixel_settings
+from mmpack.parity.causes.settings import decisive, keyed_by
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
@@ -66,9 +66,8 @@ def other_keys(pair: Pair, a: Medium, b: Medium) -> Cause:
         return UNKNOWN, f"{both(a, b, 'num_tokens')} under one grid"
     if family := decisive(pair, a.modality):
         return "model_family", family
-    limits = pixel_settings(pair, a.modality)
-    if limits:
-        return "max_pixels", f"same grid, other cache_key; {limits}"
+    if found := keyed_by(pair, a.modality):
+        return found[0], f"same grid, other cache_key; {found[1]}"
     if None in (a.content_hash, b.content_hash):
         causes = possible("exif_rotation", "alpha", "jpeg_reencode", "cache_key")
         return UNKNOWN, f"same grid, other cache_key, no content_hash on both sides; {causes}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mmpack.parity.causes.alike import Cause, both, differ, known_as_one, other_keys
 from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.settings import audio_settings, decisive
+from mmpack.parity.causes.settings import decisive, settings_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
@@ -27,20 +27,22 @@ def audio_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     found = [cause for cause in CAUSES if _differs(pair, cause, a, b)]
     if "audio_sampling_rate" in found or "audio_hop" in found:
         found = [
-            cause for cause in found if cause != "audio_padding" or audio_settings(pair, cause)
+            cause
+            for cause in found
+            if cause != "audio_padding" or settings_of(pair, "audio", cause)
         ]
     if found and differ(a.content_hash, b.content_hash) and not _one_audio(found, a, b):
         found = []
     for cause in found:
         shown = [both(a, b, n) for n in _SHOWN[cause] if differ(getattr(a, n), getattr(b, n))]
-        settings = audio_settings(pair, cause)
+        settings = settings_of(pair, "audio", cause)
         yield cause, "; ".join([*shown, *([settings] if settings else [])])
     if not found:
         yield _unexplained(pair, a, b)
 
 
 def _differs(pair: Pair, cause: str, a: Medium, b: Medium) -> bool:
-    if audio_settings(pair, cause):
+    if settings_of(pair, "audio", cause):
         return True
     if cause == "audio_sampling_rate":
         return differ(a.sampling_rate, b.sampling_rate) or _as_if_resampled(a, b)

@@ -21,7 +21,7 @@ from mmpack.parity.causes.alike import (
     other_keys,
 )
 from mmpack.parity.causes.pair import Pair, possible, view_of
-from mmpack.parity.causes.settings import decisive, pixel_settings, view_settings
+from mmpack.parity.causes.settings import decisive, settings_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.schema.media import Medium
 
@@ -70,7 +70,7 @@ def _views(pair: Pair, a: Medium, b: Medium, handed: bool) -> tuple[Cause | None
     one, two = view_of(a), view_of(b)
     if one is None or two is None:
         return None, False
-    settings = view_settings(pair)
+    settings = settings_of(pair, "image", "view_settings")
     slices = [f"{rows} × {columns}" for _, rows, columns in (one, two)]
     evidence = f"slices: rollout {slices[0]}, train {slices[1]}" if one != two else ""
     if not settings and not evidence and pair.recut:
@@ -212,7 +212,7 @@ def _reencoded(a: Medium, b: Medium, turn: int) -> Claim:
 
 def _grid(pair: Pair, a: Medium, b: Medium, explained: bool) -> Iterator[Cause]:
     """The settings that a grid follows from; nothing where it follows from the sizes handed to the processor."""
-    limits, family = pixel_settings(pair, "image"), decisive(pair, "image")
+    limits, family = settings_of(pair, "image", "max_pixels"), decisive(pair, "image")
     if family:
         yield "model_family", family
     parts = [side.setting("image") for side in pair.sides]

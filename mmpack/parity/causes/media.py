@@ -14,12 +14,11 @@ from mmpack.parity.causes.alike import (
     same_medium,
 )
 from mmpack.parity.causes.audio import audio_causes
-from mmpack.parity.causes.frame_choice import first_frame_difference
+from mmpack.parity.causes.frame_choice import first_frame_difference, unlike_stamps
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
 from mmpack.parity.causes.pair import Decode, Hit, Pair, Side, possible, stamp_of, view_of
 from mmpack.parity.causes.settings import decisive
-from mmpack.parity.causes.stamps import unlike_stamps
 from mmpack.parity.causes.videos import video_causes
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frame_difference import FrameDifference

@@ -11,52 +11,87 @@ from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.values import same_value
 from mmpack.schema.media import Medium
 
-# of the audio part: how an audio is padded and cut before its features are made
-AUDIO_PADDING = ("padding", "padding_side", "padding_value", "truncation", "n_samples")
-PIXEL_LIMITS = (
-    *("min_pixels", "max_pixels", "total_pixels", "size"),
-    *(
-        "height",
-        "width",
-        "max_height",
-        "max_width",
-        "crop_to_patches",
-        "min_patches",
-        "max_patches",
-    ),  # of tiles
-    *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
-    "pan_and_scan_min_ratio_to_activate",
-)
-# of pictures that are cut into views, each a medium
-VIEWS = (
-    *("scale_resolution", "max_slice_nums", "slice_mode", "use_image_id"),
-    *("max_image_size", "do_image_splitting"),
-)
+_PIXEL_LIMITS = """
+    min_pixels max_pixels total_pixels size height width max_height max_width crop_to_patches min_patches max_patches
+    do_pan_and_scan pan_and_scan_min_crop_size pan_and_scan_max_num_crops pan_and_scan_min_ratio_to_activate
+"""
+_PATCHES = "patch_size image_patch_size temporal_patch_size merge_size"
+_TRANSFORM = "resample do_rescale rescale_factor do_normalize image_mean image_std"
+_VIEWS = "scale_resolution max_slice_nums slice_mode use_image_id max_image_size do_image_splitting"
+# of each part of `processor`, of a video's sampling policy, and of itself: the settings that show a cause
+_SETTINGS: dict[str, dict[str, str]] = {
+    "image": {
+        "model_family": _PATCHES,
+        "max_pixels": _PIXEL_LIMITS,
+        "view_settings": _VIEWS,
+        "pixel_transform": _TRANSFORM,
+    },
+    "video": {
+        "model_family": _PATCHES,
+        "max_pixels": _PIXEL_LIMITS,
+        "pixel_transform": _TRANSFORM,
+    },
+    "sampling": {  # all others choose frames
+        "max_pixels": f"{_PIXEL_LIMITS} frame_min_pixels frame_max_pixels resized_width resized_height",
+        "video_reader": "reader",
+        "video_budget": "cap_pixels_per_frame max_video_tokens",
+        UNKNOWN: f"model transformers do_resize {_PATCHES}",
+    },
+    "audio": {
+        "audio_sampling_rate": "sampling_rate",
+        "audio_hop": "hop_length n_fft feature_size",
+        "audio_padding": "padding padding_side padding_value truncation n_samples",
+    },
+    "": {
+        "model_family": "family",
+        "position_rule": "position_rule",
+        "second_per_grid_ts": "tokens_per_second",
+        "video_markers": "video_markers",
+    },
+}
+# part -> setting -> cause
+_CAUSES = {
+    part: {name: cause for cause, names in of.items() for name in names.split()}
+    for part, of in _SETTINGS.items()
+}
 SAMPLING = "video.sampling."
-# more settings of a sampling policy: sizes, budgets, and those of neither frames nor sizes
-SIZES = ("frame_min_pixels", "frame_max_pixels", "resized_width", "resized_height")
-BUDGETS = ("cap_pixels_per_frame", "max_video_tokens")
-PATCHES = ("patch_size", "image_patch_size", "temporal_patch_size", "merge_size")
-OTHERS = ("model", "transformers", "do_resize", *PATCHES)
 SHOWN = 8  # settings named in one finding
 
 
 def decisive(pair: Pair, modality: str) -> str | None:
     """The family, patch and merge sizes that differ, as text: grids, runs and positions follow from them."""
-    found = []
     families = [side.sample.family for side in pair.sides]
-    if families[0] != families[1]:
-        found.append(f"family: rollout {families[0]}, train {families[1]}")
-    left, right = pair.left.sample.processor, pair.right.sample.processor
-    if left is not None and right is not None:
-        unlike, _ = compare_settings(left, right)
-        paths = [path for path in unlike if _of_patches(path) and path.startswith(f"{modality}.")]
-        found += [_evidence(paths, unlike)] if paths else []
-    return "; ".join(found) or None
+    found = [f"family: rollout {families[0]}, train {families[1]}"] * (families[0] != families[1])
+    patches = settings_of(pair, modality, "model_family")
+    return "; ".join([*found, *([patches] if patches else [])]) or None
 
 
-def _of_patches(path: str) -> bool:
-    return path.partition(".")[2] in PATCHES
+def settings_of(pair: Pair, part: str, cause: str) -> str | None:
+    """The settings of a part that show a cause and differ, as text; empty if they are equal.
+
+    None if they were not recorded alike.
+    """
+    kept = [_that_show(cause, part, side.setting(part)) for side in pair.sides]
+    if not all(kept):
+        return None
+    unlike, lacking = compare_settings({part: kept[0]}, {part: kept[1]})
+    return None if lacking and not unlike else _evidence(list(unlike), unlike)
+
+
+def keyed_by(pair: Pair, part: str) -> tuple[str, str] | None:
+    """The first cause that settings of a part show, and these: cache keys follow from them."""
+    found = ((cause, settings_of(pair, part, cause)) for cause in _SETTINGS[part])
+    return next(((cause, text) for cause, text in found if text), None)
+
+
+def _that_show(cause: str, part: str, settings: Any) -> dict[str, Any]:
+    """Those of `processor["image"]` or another part; of a sampling policy as well."""
+    if not isinstance(settings, dict):
+        return {}
+    out = {k: v for k, v in settings.items() if _CAUSES[part].get(k) == cause}
+    if isinstance(sampling := settings.get("sampling"), dict):
+        out["sampling"] = {k: v for k, v in sampling.items() if _CAUSES["sampling"].get(k) == cause}
+    return out
 
 
 def setting_hits(pair: Pair) -> list[Hit]:
@@ -147,37 +182,6 @@ def limits_fix(pair: Pair) -> str:
     return f"Set the same {', '.join(found.values())} on both sides."
 
 
-def pixel_settings(pair: Pair, modality: str) -> str | None:
-    """The pixel limits that differ, as text; empty if they are equal; None if they were not recorded alike."""
-    limits = [_pixel_limits(side.setting(modality)) for side in pair.sides]
-    if not all(limits):
-        return None
-    unlike, lacking = compare_settings({modality: limits[0]}, {modality: limits[1]})
-    if lacking and not unlike:
-        return None
-    return _evidence(list(unlike), unlike)
-
-
-def view_settings(pair: Pair) -> str:
-    """The settings of a picture's views that differ, as text; empty where none does."""
-    parts = [side.setting("image") for side in pair.sides]
-    if not all(isinstance(part, dict) for part in parts):
-        return ""
-    unlike, _ = compare_settings(*({"image": part} for part in parts))
-    return _evidence([path for path in unlike if path.partition(".")[2] in VIEWS], unlike)
-
-
-def _pixel_limits(part: Any) -> dict[str, Any]:
-    """Those of `processor["image"]` or `processor["video"]`, of its sampling policy as well."""
-    if not isinstance(part, dict):
-        return {}
-    out = {k: v for k, v in part.items() if k in PIXEL_LIMITS}
-    sampling = part.get("sampling")
-    if isinstance(sampling, dict):
-        out["sampling"] = {k: v for k, v in sampling.items() if k in (*PIXEL_LIMITS, *SIZES)}
-    return out
-
-
 def _fingerprints(pair: Pair) -> list[Hit]:
     a, b = (side.sample.processor_fingerprint for side in pair.sides)
     if a is None or b is None or a == b:
@@ -188,47 +192,12 @@ def _fingerprints(pair: Pair) -> list[Hit]:
 
 def _cause(path: str) -> str:
     part, _, rest = path.partition(".")
-    if part == "audio":
-        return audio_cause(rest)
-    if part in ("image", "video") and rest.split(".")[0] in PIXEL_LIMITS:
-        return "max_pixels"
-    if part == "image" and rest in VIEWS:
-        return "view_settings"
     if path.startswith(SAMPLING):
-        return _of_sampling(rest.split(".")[1])
-    if part == "family" or _of_patches(path):
-        return "model_family"
-    known = {"tokens_per_second": "second_per_grid_ts"}
-    own = ("position_rule", "video_markers")
-    return known.get(part, part if part in own else UNKNOWN)
-
-
-def audio_cause(name: str) -> str:
-    """Return the cause that a setting of the audio part decides."""
-    if name == "sampling_rate":
-        return "audio_sampling_rate"
-    if name in ("hop_length", "n_fft", "feature_size"):
-        return "audio_hop"
-    return "audio_padding" if name in AUDIO_PADDING else UNKNOWN
-
-
-def audio_settings(pair: Pair, cause: str) -> str | None:
-    """The settings of a cause in the audio part that differ, as text; empty if none does; None if not recorded."""
-    parts = [side.setting("audio") for side in pair.sides]
-    if not all(isinstance(part, dict) for part in parts):
-        return None
-    unlike, _ = compare_settings(*({"audio": part} for part in parts))
-    return _evidence([p for p in unlike if audio_cause(p.removeprefix("audio.")) == cause], unlike)
-
-
-def _of_sampling(name: str) -> str:
-    if name in (*PIXEL_LIMITS, *SIZES):
-        return "max_pixels"
-    if name in OTHERS:
-        return UNKNOWN
-    if name == "reader":
-        return "video_reader"
-    return "video_budget" if name in BUDGETS else "frame_sampling"
+        part, rest = "sampling", path.removeprefix(SAMPLING)
+    if part not in _CAUSES:
+        part, rest = "", path
+    other = "frame_sampling" if part == "sampling" else UNKNOWN
+    return _CAUSES[part].get(rest.partition(".")[0], other)
 
 
 def _evidence(paths: list[str], unlike: dict[str, tuple[Any, Any]]) -> str:

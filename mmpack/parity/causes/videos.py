@@ -28,7 +28,7 @@ from mmpack.parity.causes.frame_choice import (
     same_frames_other_pixels,
 )
 from mmpack.parity.causes.pair import Pair, possible
-from mmpack.parity.causes.settings import pixel_settings
+from mmpack.parity.causes.settings import settings_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
@@ -88,7 +88,7 @@ def _causes(pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None) ->
         evidence = f"same frames and size, {both(a, b, 'content_hash')}"
         yield "frame_pixels", f"{evidence}: another decoder, other colours, or rotated by 180°"
         seen = True
-    limits, policies = pixel_settings(pair, "video"), other_policies(pair, a, b)
+    limits, policies = settings_of(pair, "video", "max_pixels"), other_policies(pair, a, b)
     resized = None if turned or policies else _resized(a, b, bool(limits))
     if resized:
         proved, evidence = resized

@@ -1,23 +1,28 @@
-"""Actions in what the policy wrote, from its token ids: spans, the places that they point at, scores, problems."""
+"""Find, annotate and check the actions that the policy wrote: token spans, points, scores and problems."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmpack.errors import ArgumentError, TraceError, check_flag, check_number
+import numpy as np
+
+from mmpack.errors import ArgumentError, TraceError, check_flag, check_name, check_number
 from mmpack.families import FAMILIES
-from mmpack.grounding.samples import moved, system_written
+from mmpack.grounding.samples import moved, system_written, to_system
+from mmpack.layout.token_text import token_text
 from mmpack.schema.actions import Action, read_action
 from mmpack.schema.error_text import trace_error
+from mmpack.schema.plain_json import canonical_json
 from mmpack.schema.rules import Problem
 from mmpack.schema.rules.actions import Screens
-from mmpack.schema.sample import Sample
+from mmpack.schema.sample import Sample, as_samples
 from mmpack.schema.spans import ActionSpan, RegionSpan, Score
-from mmpack.trajectory.actions.formats import Call, Format, get_format
-from mmpack.trajectory.actions.parts import THINK, Written, written_turns
+from mmpack.trajectory.actions.formats import get_format
+from mmpack.trajectory.actions.parts import THINK, Written, with_kinds, written_turns
+from mmpack.trajectory.actions.qwen import Call, Format
 from mmpack.trajectory.actions.strict_json import places, read_json
 
 ACTION_FORMAT = "action_format"  # the score's name
@@ -25,7 +30,7 @@ ACTION_FORMAT = "action_format"  # the score's name
 
 @dataclass(frozen=True)
 class FoundActions:
-    """What `find_actions` returns, in the order of tokens.
+    """Result of `find_actions`, in the order of tokens.
 
     A region is of the action whose tokens hold its own; `metadata["field"]` says which of its points it is. `scores`
     has one score per call, malformed ones included.
@@ -86,7 +91,10 @@ def found_in(
     values: tuple[float, float],
     required: bool,
 ) -> FoundActions:
-    """See `find_actions`. `system`: what is written. `values`: of malformed and well-formed calls."""
+    """Return the actions of turns, as `find_actions` does.
+
+    Args: `system`: what is written. `values`: of malformed and well-formed calls.
+    """
     out = FoundActions()
     screens = screens_as_written(sample, system)
     for turn in turns:
@@ -125,7 +133,7 @@ def read_call(text: str, call: Call, form: Format) -> tuple[Any, Action]:
 
 
 def screens_as_written(sample: Sample, system: str | None) -> Screens:
-    """What the sample shows, to one who points at it in `system`."""
+    """Return the sample's screens for points that are written in `system`."""
     shown = copy.copy(sample)
     shown.coordinate_system = system
     return Screens(shown, FAMILIES[sample.family])
@@ -187,3 +195,122 @@ def calls_within(text: str, form: Format) -> Iterator[Call]:
     while call is not None:
         yield call
         call = form.next_call(text, call.stop)
+
+
+# ---- annotated samples ---------------------------------------------------------------------------
+
+SCORE_FIELDS = ("rewards", "verifiers")
+
+
+def annotate_actions(
+    sample: Sample,
+    tokenizer: Any,
+    format: str | Format = "computer_use",
+    *,
+    think: tuple[str, str] | None = THINK,
+    system: str | None = None,
+    scores: str | None = "verifiers",
+    malformed: float = 0.0,
+    well_formed: float = 1.0,
+    required: bool = False,
+) -> Sample:
+    """The sample with `action_spans`, `region_spans`, scores `action_format`, and loss spans by kind.
+
+    Args: as `find_actions`. A sample that has no `coordinate_system` gets the one that points are written in.
+    `scores`: where the scores go: `rewards` (the policy is paid), `verifiers` (it is not), None (nowhere).
+    What the sample has already stays: a sample of which each new turn is annotated, and one that is annotated twice,
+    has everything once.
+    Returns: a copy. Raises: ArgumentError, also for points in no known system, and boxes in none.
+    """
+    form = get_format("annotate_actions", format)
+    if scores is not None:
+        check_name("annotate_actions", "scores", scores, SCORE_FIELDS)
+    check_number("annotate_actions", "malformed", malformed)
+    check_number("annotate_actions", "well_formed", well_formed)
+    turns = list(written_turns("annotate_actions", sample, tokenizer, form, think))
+    out = with_kinds(sample, turns)
+    system = system_written("annotate_actions", sample, system)
+    values = (float(malformed), float(well_formed))
+    found = found_in(sample, turns, form, system, values, bool(required))
+    if any(name in span.action for span in found.spans for name in ("point", "to")):
+        if system is None:
+            raise ArgumentError(
+                f"annotate_actions: the coordinate system of {sample.family}'s points is not known (MM308). "
+                "Fix: pass system='absolute_pixels', 'normalized_1000' or 'normalized_1'"
+            )
+        if sample.coordinate_system is None:
+            out = to_system(out, system)
+    actions = list(sample.action_spans or ())
+    known = {(span.start, span.stop) for span in actions}
+    actions += [span for span in found.spans if (span.start, span.stop) not in known]
+    out.action_spans = actions or None
+    out.region_spans = _with_regions(sample.region_spans, found.regions) or None
+    if scores is not None:
+        setattr(out, scores, _with(getattr(sample, scores), found.scores) or None)
+    return out
+
+
+def check_actions(
+    samples: Sample | Iterable[Sample],
+    tokenizer: Any,
+    format: str | Format = "computer_use",
+    *,
+    system: str | None = None,
+) -> list[Problem]:
+    """The action spans whose tokens decode to no action, to several, or to another one than they say (MM210).
+
+    Args: as `find_actions`. Spans whose action has no `kind` are of another vocabulary: they are left out.
+    Raises: ArgumentError for arguments of a wrong type.
+    """
+    form = get_format("check_actions", format)
+    samples = [samples] if isinstance(samples, Sample) else as_samples(samples, "check_actions")
+    return [p for sample in samples for p in _misread(sample, tokenizer, form, system)]
+
+
+def _misread(sample: Sample, tokenizer: Any, form: Format, system: str | None) -> Iterable[Problem]:
+    system = system_written("check_actions", sample, system)
+    screens = screens_as_written(sample, system)
+    for i, span in enumerate(sample.action_spans or ()):
+        if "kind" not in span.action or not 0 <= span.start <= span.stop <= len(sample):
+            continue  # rules of `validate`
+        text = token_text(sample.input_ids, tokenizer, span.start, span.stop).text
+        calls = list(calls_within(text, form))
+        why = ""
+        try:
+            said = read_action(span.action)
+            if len(calls) != 1:
+                why = f"decodes to {len(calls)} actions"
+            else:
+                _, action = read_call(text, calls[0], form)
+                action = action_in_sample(sample, action, screens.before(span.start), system)
+                if not _alike(action, said):
+                    why = f"decodes to {action.kind}, says {said.kind}"
+                    why += ", with other fields" if action.kind == said.kind else ""
+        except TraceError as error:
+            why = f"decodes to no action: {error.where} {error.why}"
+        if why:
+            field, at = f"action_spans[{i}]", (span.start, span.stop)
+            yield Problem("MM210", sample.sample_id, field, why, at)
+
+
+def _alike(one: Action, two: Action) -> bool:
+    """Equal, but for what conversions round of points."""
+    a, b = ({**action.to_dict(), "point": 0, "to": 0} for action in (one, two))
+    points, others = one.points(), two.points()
+    return (
+        a == b
+        and points.keys() == others.keys()
+        and all(np.allclose(points[name], others[name], rtol=1e-9, atol=0) for name in points)
+    )
+
+
+def _with(old: list[Any] | None, new: list[Any]) -> list[Any]:
+    """`old`, then what of `new` is not among it."""
+    known = {canonical_json(item.to_dict()) for item in old or ()}
+    return [*(old or ()), *(item for item in new if canonical_json(item.to_dict()) not in known)]
+
+
+def _with_regions(old: list[RegionSpan] | None, new: list[RegionSpan]) -> list[RegionSpan]:
+    """`old`, then those of `new` whose tokens and field are not among it."""
+    known = {(r.start, r.stop, r.metadata.get("field")) for r in old or ()}
+    return [*(old or ()), *(r for r in new if (r.start, r.stop, r.metadata["field"]) not in known)]

@@ -1,4 +1,4 @@
-"""What the policy wrote in a turn, as text in parts: thoughts, calls of actions, and the rest.
+"""Parts of what the policy wrote in a turn: thoughts, calls of actions, and the rest.
 
 A turn is a run of loss spans that touch and are of one turn. Characters count from the start of its text.
 """
@@ -17,7 +17,8 @@ from mmpack.errors import ArgumentError, kind_of
 from mmpack.layout.token_text import TokenText, token_text
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import LOSS_KINDS, LossSpan
-from mmpack.trajectory.actions.formats import Call, Format, get_format
+from mmpack.trajectory.actions.formats import get_format
+from mmpack.trajectory.actions.qwen import Call, Format
 
 THINK = ("<think>", "</think>")
 _BEFORE = 16  # tokens before a turn in which a prompt may have opened a thought
@@ -155,7 +156,7 @@ def loss_kinds(
 
 
 def with_kinds(sample: Sample, turns: list[Written]) -> Sample:
-    """See `loss_kinds`."""
+    """Return the sample with its loss spans cut by kind, as `loss_kinds` does."""
     response, action, reasoning = map(LOSS_KINDS.index, ("response", "action", "reasoning"))
     kinds = np.full(len(sample), response)
     for turn in turns:

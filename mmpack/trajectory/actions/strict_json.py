@@ -45,7 +45,7 @@ def read_json(text: str, where: str) -> Any:
 
 
 def end_of_json(text: str, start: int) -> tuple[int, int]:
-    """Where the bracket that opens at `start` closes, one past it, and the depth within; -1 where it does not close.
+    """Return one past the bracket that closes the one at `start` (-1 if none does), and the depth within.
 
     Brackets in strings don't count, and of which kind they are neither. Linear in what is read.
     """

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from mmpack.errors import VideoError, require
-from mmpack.video.files.container import Opened, Source, reading
+from mmpack.video.files.container import Opened, Source, reading, rotation_of
 from mmpack.video.files.packets import Packets
-from mmpack.video.files.rotation import rotation_of
 
 
 def refusal(video: Opened, packets: Packets) -> str | None:

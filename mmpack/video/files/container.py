@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from mmpack.errors import ArgumentError, MmpackError, VideoError, require
 from mmpack.video.files.header import ASF, MP4_STARTS, check_header, ts_packet
 from mmpack.video.limits import Limits
@@ -162,3 +164,19 @@ def _video_stream(container: Any, limits: Limits, threads: int, where: str) -> A
     context.thread_count = threads
     context.thread_type = "AUTO" if threads > 1 else "NONE"
     return stream
+
+
+def rotation_of(picture: Any, where: str) -> int:
+    """Degrees clockwise (0, 90, 180 or 270) that turn `picture` (av.VideoFrame) upright.
+
+    Raises: VideoError where its matrix mirrors, skews, or turns by another angle.
+    """
+    matrix = picture.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return 0
+    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), "<i4").tolist()
+    if a * d - b * c <= 0 or (a and b) or (c and d):
+        raise VideoError(
+            f"{where}: its display matrix mirrors or skews the frames. Fix: encode the frames as they should be seen"
+        )
+    return -int(picture.rotation) % 360

@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.video.files.container import IN_MEMORY, Opened, Source
+from mmpack.video.files.container import IN_MEMORY, Opened, Source, rotation_of
 from mmpack.video.files.packets import Packets
-from mmpack.video.files.rotation import rotation_of
 
 _SEEK = 16  # frames before its target where OpenCV begins to look
 

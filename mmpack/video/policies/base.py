@@ -147,8 +147,7 @@ class Policy:
             why = why or reading.end_refusal
         if why:
             raise self.error(
-                f"reader {settings.reader!r}: {why}",
-                "set reader='container' on both sides",
+                f"reader {settings.reader!r}: {why}", "set reader='container' on both sides"
             )
         info = info.as_read(settings.reader, checks_end=self.engine)
         if info.total_frames < 1:

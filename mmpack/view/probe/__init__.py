@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import ProbeReport
-
-__all__ = ["chart", "html"]
 
 
 def html(
@@ -28,14 +25,14 @@ def html(
     from mmpack.view.pages import page
     from mmpack.view.probe.parts import report_parts
 
-    reports = _checked([report, *_listed(others, "to_html")], "to_html")
-    return page("mmpack probe", report_parts(reports, title))
+    return page("mmpack probe", report_parts(_all(report, others, "to_html"), title))
 
 
-def chart(
-    reports: Sequence[ProbeReport] | ProbeReport,
+def png(
+    report: ProbeReport,
     path: str | os.PathLike[str] | None = None,
     *,
+    others: Sequence[ProbeReport] | ProbeReport = (),
     labels: Sequence[str] | None = None,
     title: str = "Where two sides part",
 ) -> bytes:
@@ -45,8 +42,8 @@ def chart(
     allowed there; a ring marks where it parts first.
 
     Args:
-        reports: such as of a setting enabled and disabled.
         path: written too, if given.
+        others: reports that are drawn beside it, as with a setting enabled and disabled.
         labels: one per report; by default its two sides.
 
     Raises: ArgumentError; MissingExtraError without Pillow.
@@ -54,44 +51,34 @@ def chart(
     from mmpack.view.figures import figure
     from mmpack.view.probe.parts import figure_parts
 
-    checked = _checked(_listed(reports, "chart"), "chart")
-    names = [f"{r.a} | {r.b}" for r in checked] if labels is None else list(labels)
-    if len(names) != len(checked) or not all(isinstance(n, str) for n in names):
+    reports = _all(report, others, "to_png")
+    names = [f"{r.a} | {r.b}" for r in reports] if labels is None else list(labels)
+    if len(names) != len(reports) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(
-            f"probe.chart: {len(checked)} reports, labels {names!r:.60}. Fix: pass one str per report"
+            f"probe.to_png: {len(reports)} reports, labels {names!r:.60}. Fix: pass one str per report"
         )
-    if path is not None and not isinstance(path, str | os.PathLike):
+    if path is not None and not str(path).lower().endswith(".png"):
         raise ArgumentError(
-            f"probe.chart: path is {kind_of(path)}. Fix: pass a name ending in .png"
+            f"probe.to_png: path is {path!r:.60}. Fix: pass a name ending in .png, or none"
         )
-    made = figure(figure_parts(checked, names, title))
+    made = figure(figure_parts(reports, names, title))
     if path is not None:
-        if Path(path).suffix.lower() != ".png":
-            raise ArgumentError(
-                f"probe.chart: {Path(path).name!r:.60} is no .png. Fix: pass a name ending in .png"
-            )
-        with replaced(Path(path), "probe.chart", ArgumentError) as file:
+        with replaced(Path(path), "probe.to_png", ArgumentError) as file:
             file.write(made)
     return made
 
 
-def _listed(reports: Any, what: str) -> list[Any]:
-    """One report or several as a list."""
-    if isinstance(reports, ProbeReport):
-        return [reports]
-    if not isinstance(reports, Iterable):
-        raise ArgumentError(
-            f"probe.{what}: what to draw is {kind_of(reports)}. Fix: pass what mp.probe.run returns"
-        )
-    return list(reports)
-
-
-def _checked(reports: list[ProbeReport], what: str) -> list[ProbeReport]:
-    if not reports:
-        raise ArgumentError(f"probe.{what}: there are no reports. Fix: pass one or more")
-    for report in reports:
-        if not isinstance(report, ProbeReport):
+def _all(
+    report: ProbeReport, others: Sequence[ProbeReport] | ProbeReport, what: str
+) -> list[ProbeReport]:
+    """The report and others, one or several."""
+    listed = (
+        [others] if isinstance(others, ProbeReport) or not isinstance(others, Iterable) else others
+    )
+    reports = [report, *listed]
+    for one in reports:
+        if not isinstance(one, ProbeReport):
             raise ArgumentError(
-                f"probe.{what}: what to draw is {kind_of(report)}. Fix: pass what mp.probe.run returns"
+                f"probe.{what}: what to draw is {kind_of(one)}. Fix: pass what mp.probe.run returns"
             )
     return reports

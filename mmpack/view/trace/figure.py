@@ -16,10 +16,18 @@ from mmpack.view.sheet import Sheet
 from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Node, episodes_of
 from mmpack.view.trace.places import Mark
-from mmpack.view.trace.roles import AUDIO, LETTERS, OF_MODALITY, ROLES, Row, rows_of
+from mmpack.view.trace.roles import (
+    AUDIO,
+    LETTERS,
+    OF_MODALITY,
+    ROLES,
+    Row,
+    rows_of,
+    texts_of,
+    visible,
+)
 from mmpack.view.trace.scores import Placed, placed_scores
 from mmpack.view.trace.screens import Look, Pictures, Screen, new_marks, new_media, screen_of
-from mmpack.view.trace.texts import texts_of, visible
 
 if TYPE_CHECKING:
     pass

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from mmpack.layout.token_text import token_text
 from mmpack.schema.sample import Sample
 from mmpack.schema.turns import span_turns
 from mmpack.view.forest import pieces
@@ -125,3 +127,26 @@ def edges_of(spans: Sequence[Any]) -> list[int]:
 
 def _turn(span: Any) -> int:
     return NO_TURN if span.turn is None else int(span.turn)
+
+
+KEY = "token_texts"  # in `Sample.metadata`
+VISIBLE = {"\n": "↵\n", "\t": "⇥\t", "\r": "␍"}
+
+
+def texts_of(sample: Sample, tokenizer: Any) -> list[str] | None:
+    """One text per token; "" where a token only continues a character. None where nothing gives a text."""
+    if tokenizer is not None:
+        found = token_text(sample.input_ids, tokenizer)
+        # a character belongs to the token of its first byte
+        bounds = np.searchsorted(found.token_of, np.arange(len(sample) + 1)).tolist()
+        return [found.text[a:b] for a, b in pairwise(bounds)]
+    recorded = sample.metadata.get(KEY)
+    if isinstance(recorded, list) and len(recorded) == len(sample):
+        return [text if isinstance(text, str) else str(text) for text in recorded]
+    return None
+
+
+@lru_cache(maxsize=1 << 16)
+def visible(text: str) -> str:
+    """Line ends as a sign and a line end, what can't be printed as its escape."""
+    return "".join(VISIBLE.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in text)

@@ -26,9 +26,9 @@ from mmpack.view.trace.roles import (
     edges_of,
     repeats,
     rows_of,
+    visible,
 )
 from mmpack.view.trace.scores import Placed
-from mmpack.view.trace.texts import visible
 
 FOLDED = 8  # equal tokens in a row that become one
 HEAD = 96  # tokens of a row outside the loss that are seen before it is opened

@@ -23,7 +23,8 @@ def verl(subject: Subject) -> None:
         raise NotHere("verl is not installed")
     from conformance.verl_cpu import make_engine, start
 
-    from mmpack.adapters.verl import from_samples, use
+    from mmpack.adapters.verl import use
+    from mmpack.adapters.verl.data import from_samples
 
     start()
     samples = [replace(s, loss_spans=s.loss_spans[-1:]) for s in subject.samples]

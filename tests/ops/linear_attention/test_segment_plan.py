@@ -8,23 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.linear_attention import rows_of
+from support.linear_attention import forests, rows_of
 
 from mmpack.errors import ArgumentError
 from mmpack.ops.linear_attention import plan_segments
 
 
-@st.composite
-def forests(draw):
-    parents, lengths = [], []
-    for g in range(draw(st.integers(1, 9))):
-        parents.append(draw(st.integers(-1, g - 1)))
-        lengths.append(draw(st.sampled_from([0, 1, 2, 3, 64, 65, 130])))
-    return [0, *np.cumsum(lengths).tolist()], parents
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(forests(), st.integers(0, 130))
+@settings(max_examples=60)
+@given(forests(9, st.sampled_from([0, 1, 2, 3, 64, 65, 130])), st.integers(0, 130))
 def test_any_forest(forest, loose):
     offsets, parents = forest
     total = offsets[-1] + loose

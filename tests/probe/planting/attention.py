@@ -13,27 +13,12 @@ from planting.parts import (
     decoder_layers,
     instead,
     meddle,
-    text_norms,
     tower_blocks,
 )
 from planting.registry import plant
 from planting.scene import QWEN, Answer, Scene
 
 Tensor = torch.Tensor
-
-
-@plant("a scale of one head")
-def head(scene: Scene, model: Any) -> Answer:
-    layer = scene.pick(decoder_layers(model))
-    which = int(scene.rng.integers(model.config.get_text_config().num_attention_heads))
-
-    def fault(module: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = attend(q, k, v).clone()
-        out[:, :, which] *= 1.01
-        return out
-
-    meddle(layer.self_attn, fault)
-    return scene.answer(model, attended(layer))
 
 
 @plant("attention's scale off")
@@ -149,30 +134,6 @@ def softcap(scene: Scene, model: Any) -> Answer:
     return scene.answer(model, attended(layer), 0, 1)
 
 
-@plant("keys kept in bfloat16")
-def rounded_keys(scene: Scene, model: Any) -> Answer:
-    layer = scene.pick(decoder_layers(model))
-
-    def fault(module: Any, attend: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k.bfloat16().to(k.dtype), v)
-
-    meddle(layer.self_attn, fault)
-    return scene.answer(model, attended(layer), 0, 1)
-
-
-@plant("a residual taken after the norm")
-def residual(scene: Scene, model: Any) -> Answer:
-    layer = scene.pick(decoder_layers(model))
-
-    def forward(self: Any, own: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        normed = self.input_layernorm(hidden_states)
-        hidden = normed + self.self_attn(hidden_states=normed, **kwargs)[0]
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-    instead(layer, forward)
-    return scene.answer(model, [layer, layer.post_attention_layernorm])
-
-
 @plant("a residual left out")
 def no_residual(scene: Scene, model: Any) -> Answer:
     """Around the MLP: the layer's output, which the next one reads."""
@@ -185,13 +146,6 @@ def no_residual(scene: Scene, model: Any) -> Answer:
 
     instead(layer, forward)
     return scene.answer(model, after(layer, model))
-
-
-@plant("a norm that rounds its rows to bfloat16")
-def rounding_norm(scene: Scene, model: Any) -> Answer:
-    norm = scene.pick(text_norms(scene.pick(decoder_layers(model))))
-    instead(norm, lambda self, own, x: own(x.bfloat16().to(x.dtype)))
-    return scene.answer(model, [norm])
 
 
 @plant("the last norm left out")

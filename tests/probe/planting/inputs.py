@@ -106,8 +106,7 @@ def one_pixel(scene: Scene, model: Any) -> Answer:
     patch = tower_of(model.model).patch_embed
     _add_to_pixels(model, span, 4 * row + int(scene.rng.integers(4)), 1 / 255 / 0.27, channel=5)
     place = span.sample, span.start + row
-    seen_by = span.sample, span.start  # the tower's attention takes it to the whole picture
-    return scene.answer(model, [patch, patch.proj], *place, reached=seen_by)
+    return scene.answer(model, [patch, patch.proj], *place)
 
 
 @plant("one picture's features in another's place")
@@ -234,9 +233,8 @@ def tower_windows(scene: Scene, model: Any) -> Answer:
     tower.window_size //= 2
     first = tower_blocks(model)[0]
     span = next(x for x in scene.spans() if x.medium.grid_thw[2] > 4)
-    reached = span.sample, span.start
     right = [tower.rotary_pos_emb, first, first.norm1]
-    return scene.answer(model, right, span.sample, span.start + 2, reached=reached)
+    return scene.answer(model, right, span.sample, span.start + 2)
 
 
 @plant("a tower's block with full attention that has windows", "qwen2_5_vl")

@@ -31,7 +31,7 @@ FAMILIES = (*QWEN, "internvl")
 class Answer:
     """What must be found: any of these modules, and the first token that parts there.
 
-    A row of the tower is the token that it is merged into. `reached`: the first token of the text model that changes.
+    A row of the tower is the token that it is merged into.
     `suggests`: a word of what the report says to look at.
     """
 
@@ -39,7 +39,6 @@ class Answer:
     sample: int
     token: int
     modality: str
-    reached: tuple[int, int]
     suggests: str = ""
 
 
@@ -96,14 +95,13 @@ class Scene:
         modules: Any,
         sample: int = 0,
         token: int = 0,
-        reached: tuple[int, int] | None = None,
         suggests: str = "",
     ) -> Answer:
         """Of modules of `model`, or names of them."""
         names = {id(m): name for name, m in model.named_modules()}
         found = frozenset(m if isinstance(m, str) else names[id(m)] for m in modules)
         modality = self.modality(sample, token)
-        return Answer(found, sample, token, modality, reached or (sample, token), suggests)
+        return Answer(found, sample, token, modality, suggests)
 
     def first_prediction(self) -> tuple[int, int]:
         """The place of the first row that predicts a loss token: the first that the head is asked for."""

@@ -11,7 +11,6 @@ from mmpack.adapters.transformers.unwrap import unwrap
 from planting.parts import (
     decoder_layers,
     linears,
-    merger_of,
     rotary,
     text_norms,
     tower_blocks,
@@ -19,14 +18,6 @@ from planting.parts import (
 )
 from planting.registry import plant
 from planting.scene import QWEN, Answer, Scene
-
-
-@plant("a weight rounded to bfloat16")
-def rounded_weight(scene: Scene, model: Any) -> Answer:
-    layer = scene.pick(decoder_layers(model))
-    product = scene.pick(linears(layer))
-    product.weight.data = product.weight.data.bfloat16().float()
-    return scene.answer(model, [product])
 
 
 @plant("a weight of the tower rounded to bfloat16")
@@ -101,7 +92,7 @@ def untied_head(scene: Scene, model: Any) -> Answer:
     generator = torch.Generator().manual_seed(scene.seed)
     head = model.get_output_embeddings().weight.data
     head += 1e-4 * torch.randn(head.shape, generator=generator)
-    return scene.answer(model, ["lm_head"], *scene.first_prediction(), reached=(0, 0))
+    return scene.answer(model, ["lm_head"], *scene.first_prediction())
 
 
 @plant("temperature applied twice")
@@ -109,7 +100,7 @@ def temperature(scene: Scene, model: Any) -> Answer:
     """A head that divides by the temperature, as one whose caller does that again."""
     untie(model)
     model.get_output_embeddings().weight.data /= 1.1
-    return scene.answer(model, ["lm_head"], *scene.first_prediction(), reached=(0, 0))
+    return scene.answer(model, ["lm_head"], *scene.first_prediction())
 
 
 @plant("another rope theta")
@@ -118,17 +109,6 @@ def theta(scene: Scene, model: Any) -> Answer:
     made = model.get_decoder().rotary_emb
     made.inv_freq.copy_(made.inv_freq ** float(scene.rng.uniform(1.01, 1.1)))
     return scene.answer(model, rotary(model), 0, 1)
-
-
-@plant("a stale adapter")
-def stale_adapter(scene: Scene, model: Any) -> Answer:
-    """Merged weights; one layer lacks its last step of rank 4."""
-    product = scene.pick(linears(scene.pick(decoder_layers(model))))
-    generator = torch.Generator().manual_seed(scene.seed)
-    b, a = (torch.randn(n, 4, generator=generator) for n in product.weight.shape)
-    delta = b @ a.T
-    product.weight.data -= 1e-3 * product.weight.data.norm() / delta.norm() * delta
-    return scene.answer(model, [product])
 
 
 def with_lora(model: Any) -> Any:
@@ -191,24 +171,6 @@ def tower_places(scene: Scene, model: Any) -> Answer:
     older = hasattr(tower, "fast_pos_embed_interpolate")
     first = [tower.pos_embed, tower.blocks[0].norm1] if older else [tower.pos_embed]
     return scene.answer(model, first, *scene.first_medium())
-
-
-@plant("a head's rows of a weight scaled")
-def scaled_rows(scene: Scene, model: Any) -> Answer:
-    """One value head, in the weight: the product itself is where it shows."""
-    attention = scene.pick(decoder_layers(model)).self_attn
-    heads = attention.v_proj.weight.data.view(-1, attention.head_dim, attention.v_proj.in_features)
-    heads[int(scene.rng.integers(len(heads)))] *= 1.01
-    return scene.answer(model, [attention.v_proj])
-
-
-@plant("rows of the merger's product exchanged")
-def merger_weight(scene: Scene, model: Any) -> Answer:
-    """Two of its output's channels."""
-    product = linears(merger_of(model))[-1]
-    one, other = scene.rng.permutation(product.out_features)[:2]
-    product.weight.data[[one, other]] = product.weight.data[[other, one]]
-    return scene.answer(model, [product], *scene.first_medium())
 
 
 def untie(model: Any) -> None:

@@ -33,9 +33,5 @@ def processor(family: str, tokenizer: Any = None) -> Any:
     about = get_family(family)
     token = (about.patch_size * about.spatial_merge_size) ** 2  # pixels of one vision token
     return omni_processor(
-        family,
-        min_pixels=4 * token,
-        max_pixels=24 * token,
-        chunk_length=10,
-        tokenizer=tokenizer,
+        family, min_pixels=4 * token, max_pixels=24 * token, chunk_length=10, tokenizer=tokenizer
     )

@@ -11,7 +11,8 @@ from support.samples import make_sample
 
 import mmpack as mp
 from mmpack.layout.fingerprint import cache_key, content_hash
-from mmpack.video import FramePlan, VideoInfo, decode, probe, sample
+from mmpack.video import FramePlan, decode, probe, sample
+from mmpack.video.info import VideoInfo
 
 FPS, FRAMES, WIDTH, HEIGHT = 25, 138, 160, 120
 SMALL = {"min_pixels": 4 * 28 * 28, "max_pixels": 6 * 28 * 28}

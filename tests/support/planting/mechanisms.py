@@ -15,7 +15,7 @@ from support.samples import make_medium, make_sample
 
 import mmpack as mp
 from mmpack.families import get_family
-from mmpack.layout.fingerprint import cache_key
+from mmpack.layout.fingerprint import cache_key as key_of
 from mmpack.video.policies.resize import qwen2_size
 
 SECONDS = 1.5
@@ -98,7 +98,7 @@ def _set(medium: mp.Medium, fields: dict[str, Any]) -> None:
     if medium.modality == "video":
         medium.total_frames = medium.total_frames or 100
         medium.frame_timestamps = tuple((medium.frame_indices / (medium.fps or 24)).tolist())
-    medium.cache_key = cache_key(
+    medium.cache_key = key_of(
         medium.content_hash or made.content_hash, medium.grid_thw, PROCESSOR["image"]
     )
 
@@ -114,6 +114,47 @@ def _write_stamps(sample: mp.Sample, which: str) -> None:
             sample.input_ids[span.start - 4] = 15 + int(tenth)
 
 
+Mechanism = Callable[[Spec, Spec], None]
+MECHANISMS: dict[str, Mechanism] = {}
+HIDES: dict[tuple[str, str], str] = {}  # (cause that hides, cause that is hidden): why
+
+
+NO_POSITIONS = (
+    "position_rule second_per_grid_ts padding_positions: ids that contradict their grids have none"
+)
+IN_TEXT = "position_rule second_per_grid_ts: Qwen3-VL has one position rule, of no seconds"
+
+
+def mechanism(*hides: str) -> Callable[[Mechanism], Mechanism]:
+    """Add a cause by its function's name; they are applied in this file's order. `hides`: `causes: why` each."""
+
+    def add(change: Mechanism) -> Mechanism:
+        MECHANISMS[change.__name__] = change
+        for others, _, why in (text.partition(": ") for text in hides):
+            HIDES.update({(change.__name__, other): why for other in others.split()})
+        return change
+
+    return add
+
+
+@mechanism()
+def model_family(left: Spec, right: Spec) -> None:
+    right.processor["image"]["patch_size"] = 28
+
+
+@mechanism()
+def pixel_transform(left: Spec, right: Spec) -> None:
+    def other_key(sample: mp.Sample) -> None:
+        medium = sample.media[0]
+        if medium.modality == "image":
+            medium.cache_key = medium.cache_key[::-1]
+
+    for spec, mean in ((left, 0.48145466), (right, 0.5)):
+        spec.processor["image"]["image_mean"] = [mean] * 3
+    right.after.append(other_key)
+
+
+@mechanism("alpha: a turned picture's pixels differ, whatever its background is")
 def exif_rotation(left: Spec, right: Spec) -> None:
     right.image |= {"size": right.image["size"][::-1], "content_hash": OTHER}
     right.image["metadata"] = {"picture": {"thumbnail": look(turned=6), "format": "PNG"}}
@@ -121,6 +162,7 @@ def exif_rotation(left: Spec, right: Spec) -> None:
         spec.image["exif_orientation"] = 6
 
 
+@mechanism()
 def alpha(left: Spec, right: Spec) -> None:
     right.image["content_hash"] = OTHER
     other = {"transparent": True, "flattened": {"white": look(), "black": look(2)}}
@@ -129,12 +171,14 @@ def alpha(left: Spec, right: Spec) -> None:
         spec.image["metadata"] = {"picture": {"format": "PNG", "thumbnail": seen, **other}}
 
 
+@mechanism()
 def jpeg_reencode(left: Spec, right: Spec) -> None:
     right.image |= {"content_hash": OTHER, "file_hash": "e" * 64}
     right.image["metadata"]["picture"]["format"] = "JPEG"
 
 
-def another_key(left: Spec, right: Spec) -> None:
+@mechanism()
+def cache_key(left: Spec, right: Spec) -> None:
     def short(sample: mp.Sample) -> None:
         for medium in sample.media:
             if medium.media_id == "screen":
@@ -145,32 +189,50 @@ def another_key(left: Spec, right: Spec) -> None:
     right.after.append(short)
 
 
+@mechanism("frame_pixels: turned frames have other pixels, whatever the decoder is")
 def video_rotation(left: Spec, right: Spec) -> None:
     (t, h, w), (a, b) = right.video["grid_thw"], right.video["size"]
     right.video |= {"grid_thw": (t, w, h), "size": (b, a), "content_hash": OTHER}
 
 
-def video_metadata(left: Spec, right: Spec) -> None:
-    right.video["total_frames"] = 99
+@mechanism(
+    "position_rule: at 24 fps the video is so short that both rules agree",
+    "timestamp_rounding: frames of other seconds have other timestamps",
+)
+def fps_missing(left: Spec, right: Spec) -> None:
+    right.video |= {"fps": None, "second_per_grid_ts": 2 / 24}
 
 
+@mechanism(
+    "video_metadata: two readers count as they count",
+    "frame_sampling: two readers' figures take other frames",
+    "fps_missing: a rate that was read was not assumed",
+    "timestamp_rounding: frames of other seconds have other timestamps",
+)
 def video_reader(left: Spec, right: Spec) -> None:
     for spec, reader, fps in ((left, "opencv", 25.0), (right, "torchcodec", 25.05)):
         spec.video |= {"fps": fps, "metadata": {"sampling": {"policy": "vllm", "reader": reader}}}
 
 
-def frame_pixels(left: Spec, right: Spec) -> None:
-    right.video["content_hash"] = OTHER
+@mechanism()
+def video_metadata(left: Spec, right: Spec) -> None:
+    right.video["total_frames"] = 99
 
 
-def fps_missing(left: Spec, right: Spec) -> None:
-    right.video |= {"fps": None, "second_per_grid_ts": 2 / 24}
-
-
+@mechanism(
+    "frame_pixels: other frames have other pixels, whatever the decoder is",
+    "timestamp_rounding: frames of other seconds have other timestamps",
+)
 def frame_sampling(left: Spec, right: Spec) -> None:
     right.video["frame_indices"] = right.video["frame_indices"] + 1
 
 
+@mechanism()
+def frame_pixels(left: Spec, right: Spec) -> None:
+    right.video["content_hash"] = OTHER
+
+
+@mechanism()
 def resize_twice(left: Spec, right: Spec) -> None:
     for spec, size in ((left, (28, 392)), (right, (13, 400))):
         turned = spec.image["size"] == (112, 84)
@@ -178,14 +240,17 @@ def resize_twice(left: Spec, right: Spec) -> None:
     right.image["content_hash"] = OTHER
 
 
+@mechanism()
 def max_pixels(left: Spec, right: Spec) -> None:
     right.processor["image"]["max_pixels"] = 8 * 28 * 28
 
 
+@mechanism()
 def video_budget(left: Spec, right: Spec) -> None:
     right.video["grid_thw"] = (3, 8, 6)
 
 
+@mechanism()
 def codec_flip(left: Spec, right: Spec) -> None:
     codes = np.arange(3 * 40, dtype=np.int32).reshape(3, 40) % 16
     flipped = codes.copy()
@@ -195,6 +260,9 @@ def codec_flip(left: Spec, right: Spec) -> None:
         spec.after.append(lambda sample, audio=audio: setattr(sample, "codec_ids", [audio]))
 
 
+@mechanism(
+    "exif_rotation alpha jpeg_reencode resize_twice cache_key: what was done is not seen in another one's place"
+)
 def media_order(left: Spec, right: Spec) -> None:
     def exchange(sample: mp.Sample) -> None:
         if len(sample.media) > 2:
@@ -204,7 +272,7 @@ def media_order(left: Spec, right: Spec) -> None:
                 setattr(first, name, other)
                 setattr(last, name, one)
             for medium in (first, last):
-                key = cache_key(str(medium.content_hash), medium.grid_thw, PROCESSOR["image"])
+                key = key_of(str(medium.content_hash), medium.grid_thw, PROCESSOR["image"])
                 medium.cache_key = key
 
     for spec in (left, right):
@@ -212,6 +280,10 @@ def media_order(left: Spec, right: Spec) -> None:
     right.after.append(exchange)
 
 
+@mechanism(
+    "cache_key: the picture under the wrong key is the one that is dropped",
+    "media_order: there is one picture left",
+)
 def dropped_image(left: Spec, right: Spec) -> None:
     right.screen_shown = False
 
@@ -234,10 +306,12 @@ def _stretch(sample: mp.Sample, count: int) -> None:
     sample.position_ids = None
 
 
+@mechanism(NO_POSITIONS)
 def double_expansion(left: Spec, right: Spec) -> None:
     right.after.append(lambda s: _stretch(s, (_run(s)[1] - _run(s)[0]) ** 2))
 
 
+@mechanism("double_expansion: a run is too long or too short, not both", NO_POSITIONS)
 def not_expanded(left: Spec, right: Spec) -> None:
     right.after.append(lambda s: _stretch(s, 1))
 
@@ -247,30 +321,19 @@ def _in_text(left: Spec, right: Spec) -> None:
         spec.family = "qwen3_vl"
 
 
+@mechanism(IN_TEXT)
 def timestamp_rounding(left: Spec, right: Spec) -> None:
     _in_text(left, right)
     right.stamps = "first"
 
 
+@mechanism(IN_TEXT)
 def video_markers(left: Spec, right: Spec) -> None:
     _in_text(left, right)
     left.markers = "kept"
 
 
-def truncated_medium(left: Spec, right: Spec) -> None:
-    def cut(sample: mp.Sample) -> None:
-        span = sample.modality_spans[-1]
-        stop = span.start + 1
-        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
-        sample.position_ids = None
-        sample.modality_spans[-1].stop = stop
-        sample.loss_spans = [s for s in sample.loss_spans if s.stop <= stop]
-        if sample.rollout_logprobs is not None:
-            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
-
-    right.after.append(cut)
-
-
+@mechanism("stop_token: the response is cut off")
 def truncated(left: Spec, right: Spec) -> None:
     def cut(sample: mp.Sample) -> None:
         stop = sample.loss_spans[-1].start + 2
@@ -288,51 +351,77 @@ def truncated(left: Spec, right: Spec) -> None:
     right.after.append(cut)
 
 
-def model_family(left: Spec, right: Spec) -> None:
-    right.processor["image"]["patch_size"] = 28
+@mechanism(
+    "stop_token: the response is cut off",
+    "dropped_image: the dropped picture lies behind the cut",
+    "truncated: a cut through a medium is a cut",
+    NO_POSITIONS,
+)
+def truncated_medium(left: Spec, right: Spec) -> None:
+    def cut(sample: mp.Sample) -> None:
+        span = sample.modality_spans[-1]
+        stop = span.start + 1
+        sample.input_ids, sample.attention_mask = sample.input_ids[:stop], np.ones(stop, np.int8)
+        sample.position_ids = None
+        sample.modality_spans[-1].stop = stop
+        sample.loss_spans = [s for s in sample.loss_spans if s.stop <= stop]
+        if sample.rollout_logprobs is not None:
+            sample.rollout_logprobs = sample.rollout_logprobs[: sample.num_loss_tokens]
+
+    right.after.append(cut)
 
 
-def rewritten_response(left: Spec, right: Spec) -> None:
-    left.first = [THINK, 705, THOUGHT, *left.first]
+@mechanism()
+def chat_template(left: Spec, right: Spec) -> None:
+    right.processor["chat_template"] = "sha256:" + "2" * 64
+    right.system = [11, 99, 98, 13]
 
 
+@mechanism()
 def turn_order(left: Spec, right: Spec) -> None:
     asked, told = [START, 8, 21, END], [START, 9, 22, END]
     left.system = [*asked, *told, START, 7, *left.system]
     right.system = [*told, *asked, START, 7, *right.system]
 
 
-def chat_template(left: Spec, right: Spec) -> None:
-    right.processor["chat_template"] = "sha256:" + "2" * 64
-    right.system = [11, 99, 98, 13]
-
-
+@mechanism(NO_POSITIONS)
 def sampled_placeholder(left: Spec, right: Spec) -> None:
     for spec in (left, right):
         spec.first = [*spec.first[:-1], IMAGE, spec.first[-1]]
 
 
+@mechanism()
 def retokenized_response(left: Spec, right: Spec) -> None:
     right.first = [{700: 701, 703: 704}.get(i, i) for i in right.first]
 
 
+@mechanism()
+def rewritten_response(left: Spec, right: Spec) -> None:
+    left.first = [THINK, 705, THOUGHT, *left.first]
+
+
+@mechanism()
 def stop_token(left: Spec, right: Spec) -> None:
     right.second = right.second[:-1]
 
 
+@mechanism()
 def position_rule(left: Spec, right: Spec) -> None:
     if right.family == "qwen2_5_vl":  # the other has one rule
         right.rule = "max"
 
 
+@mechanism()
 def second_per_grid_ts(left: Spec, right: Spec) -> None:
     right.seconds_passed = False
 
 
+@mechanism()
 def padding_positions(left: Spec, right: Spec) -> None:
     right.offset = 7
 
 
+@mechanism("loss_mask_shift: the turn whose edge moved has no loss")
 def turn_without_loss(left: Spec, right: Spec) -> None:
     def leave_out(sample: mp.Sample) -> None:
         count = sample.loss_spans[0].stop - sample.loss_spans[0].start
@@ -345,20 +434,19 @@ def turn_without_loss(left: Spec, right: Spec) -> None:
     right.after.append(leave_out)
 
 
+@mechanism()
 def loss_mask_shift(left: Spec, right: Spec) -> None:
     right.loss_moved = 1
 
 
+@mechanism(
+    "truncated: a response without a token can't be cut",
+    "stop_token: a response without a token has no stop token",
+)
 def empty_response(left: Spec, right: Spec) -> None:
     for spec in (left, right):
         spec.second = []
         spec.rewards = [mp.Score("exact", 1.0, {"turn": 1})]
-
-
-def coordinate_system(left: Spec, right: Spec) -> None:
-    for spec, size in ((left, 1000.0), (right, 1.0)):
-        box = (0.1 * size, 0.2 * size, 0.5 * size, 0.75 * size)
-        spec.after.append(lambda sample, box=box: _target(sample, box))
 
 
 def _target(sample: mp.Sample, box: tuple[float, ...]) -> None:
@@ -366,18 +454,43 @@ def _target(sample: mp.Sample, box: tuple[float, ...]) -> None:
     sample.coordinate_system = "normalized_1000"
 
 
+@mechanism()
+def coordinate_system(left: Spec, right: Spec) -> None:
+    for spec, size in ((left, 1000.0), (right, 1.0)):
+        box = (0.1 * size, 0.2 * size, 0.5 * size, 0.75 * size)
+        spec.after.append(lambda sample, box=box: _target(sample, box))
+
+
+@mechanism("sampling: raw logprobs have no settings to compare")
 def logprob_kind(left: Spec, right: Spec) -> None:
     for spec, kind in ((left, "processed"), (right, "raw")):
         spec.sampling = {"temperature": 0.5, "top_p": 1.0, "logprobs": kind}
 
 
+@mechanism()
 def sampling(left: Spec, right: Spec) -> None:
     for spec, more in ((left, {"top_k": 20}), (right, {})):
         spec.sampling = (spec.sampling or {"temperature": 0.5, "logprobs": "processed"}) | more
 
 
-def padding_in_ids(left: Spec, right: Spec) -> None:
-    right.after.append(_padded)
+def _kept(sample: mp.Sample) -> None:
+    sample.kept_ids = mp.Ragged.of([[i, i + 1] for i in sample.input_ids[sample.loss_indices]])
+
+
+@mechanism()
+def truncated_support(left: Spec, right: Spec) -> None:
+    left.after.append(_kept)
+
+
+def _routed(sample: mp.Sample) -> None:
+    """Two experts of eight per token."""
+    taken = np.stack([np.arange(len(sample)) % 4 + 4, np.arange(len(sample)) % 4], axis=-1)
+    sample.routed_experts = mp.compact_routes(taken[:, None], 8)
+
+
+@mechanism()
+def routing(left: Spec, right: Spec) -> None:
+    left.after.append(_routed)
 
 
 def _padded(sample: mp.Sample) -> None:
@@ -393,67 +506,9 @@ def _padded(sample: mp.Sample) -> None:
         span.start, span.stop = span.start + 3, span.stop + 3
 
 
-def truncated_support(left: Spec, right: Spec) -> None:
-    left.after.append(_kept)
-
-
-def _kept(sample: mp.Sample) -> None:
-    sample.kept_ids = mp.Ragged.of([[i, i + 1] for i in sample.input_ids[sample.loss_indices]])
-
-
-def routing(left: Spec, right: Spec) -> None:
-    left.after.append(_routed)
-
-
-def _routed(sample: mp.Sample) -> None:
-    """Two experts of eight per token."""
-    taken = np.stack([np.arange(len(sample)) % 4 + 4, np.arange(len(sample)) % 4], axis=-1)
-    sample.routed_experts = mp.compact_routes(taken[:, None], 8)
-
-
-MECHANISMS: dict[str, Callable[[Spec, Spec], None]] = {
-    "model_family": model_family,
-    "exif_rotation": exif_rotation,
-    "alpha": alpha,
-    "jpeg_reencode": jpeg_reencode,
-    "cache_key": another_key,
-    "video_rotation": video_rotation,
-    "fps_missing": fps_missing,
-    "video_reader": video_reader,
-    "video_metadata": video_metadata,
-    "frame_sampling": frame_sampling,
-    "frame_pixels": frame_pixels,
-    "resize_twice": resize_twice,
-    "max_pixels": max_pixels,
-    "video_budget": video_budget,
-    "codec_flip": codec_flip,
-    "media_order": media_order,
-    "dropped_image": dropped_image,
-    "double_expansion": double_expansion,
-    "not_expanded": not_expanded,
-    "timestamp_rounding": timestamp_rounding,
-    "video_markers": video_markers,
-    "truncated": truncated,
-    "truncated_medium": truncated_medium,
-    "chat_template": chat_template,
-    "turn_order": turn_order,  # puts turns before the system's text
-    "sampled_placeholder": sampled_placeholder,
-    "retokenized_response": retokenized_response,
-    "rewritten_response": rewritten_response,
-    "stop_token": stop_token,
-    "position_rule": position_rule,
-    "second_per_grid_ts": second_per_grid_ts,
-    "padding_positions": padding_positions,
-    "turn_without_loss": turn_without_loss,
-    "loss_mask_shift": loss_mask_shift,
-    "empty_response": empty_response,
-    "coordinate_system": coordinate_system,
-    "logprob_kind": logprob_kind,
-    "sampling": sampling,
-    "truncated_support": truncated_support,
-    "routing": routing,
-    "padding_in_ids": padding_in_ids,
-}
+@mechanism("padding_positions: padding before the ids shifts their positions")
+def padding_in_ids(left: Spec, right: Spec) -> None:
+    right.after.append(_padded)
 
 
 def broken_by(*causes: str) -> tuple[mp.Sample, mp.Sample]:
@@ -463,3 +518,53 @@ def broken_by(*causes: str) -> tuple[mp.Sample, mp.Sample]:
         if cause in causes:
             mechanism(left, right)
     return left.build(), right.build()
+
+
+# ---- an audio ------------------------------------------------------------------------------------
+
+HEARD_FOR = 0.399  # no whole number of frames
+
+
+def hear(
+    rate: int = 16_000,
+    samples: int = 16_000,
+    hop: int = 160,
+    padding: str = "max_length",
+    system: Any = (11, 12),
+    end: bool = True,
+) -> mp.Sample:
+    """A picture, an audio of `samples` samples, a question and a response; what its features are follows from these."""
+    frames = int(HEARD_FOR * samples) // hop
+    frames += padding == "max_length"  # the last part of a frame counts
+    response = [700, 703, 151645] if end else [700, 703]
+    sample = make_sample(
+        [
+            ("text", system),
+            ("image", (1, 4, 8), "diagram"),
+            ("audio", (frames, 1, 1), "call"),
+            ("text", [21, 22]),
+            ("response", response),
+        ],
+        family="qwen2_5_omni",
+        finish_reason="stop",
+    )
+    heard = sample.media[1]
+    heard.sampling_rate, heard.hop_length = rate, hop
+    heard.num_samples, heard.source = int(HEARD_FOR * samples), "call.wav"
+    heard.content_hash = f"sha256:{samples:064x}"
+    heard.cache_key = f"sha256:{samples:032x}{frames:032x}"
+    sample.processor = {
+        "audio": {"sampling_rate": 16_000, "hop_length": hop, "padding": padding},
+        "chat_template": f"sha256:{system[0]:064x}",
+    }
+    return sample
+
+
+# what the trainer did otherwise
+HEARD: dict[str, dict[str, Any]] = {
+    "audio_sampling_rate": {"rate": 8_000, "samples": 8_000},
+    "audio_hop": {"hop": 320},
+    "audio_padding": {"padding": "longest"},
+    "chat_template": {"system": (98, 12)},
+    "stop_token": {"end": False},
+}

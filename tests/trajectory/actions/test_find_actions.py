@@ -7,24 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import make_medium, make_sample
+from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
-from mmpack.schema.actions import read_action
+from mmpack.schema.actions import Click, Swipe, Type, read_action
 from mmpack.trajectory import (
-    Click,
-    Swipe,
-    ToolCall,
-    Type,
     action_text,
     annotate_actions,
     check_actions,
     find_actions,
-    from_samples,
     loss_kinds,
-    to_samples,
-    truncate,
 )
 
 CLICK = '<tool_call>{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [12, 34]}}</tool_call>'
@@ -77,7 +69,7 @@ def text_of(sample, tok, span):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("size", [1, 3, 50])
 def test_spans_hold_the_call_and_its_numbers(size):
     sample, tok = turns("深" + CLICK + " ok", WAIT, size=size, coordinate_system="absolute_pixels")
     found = find_actions(sample, tok)
@@ -98,34 +90,13 @@ def test_spans_hold_the_call_and_its_numbers(size):
 @pytest.mark.parametrize(
     ("text", "code", "why"),
     [
-        ("<tool_call>", "MM211", "not closed"),
         ("<tool_call>{}", "MM211", "not closed"),
-        ("<tool_call></tool_call>", "MM211", "not JSON"),
         ("<tool_call>{'a': 1}</tool_call>", "MM211", "not JSON"),
         ("<tool_call>{}</tool_call>", "MM208", "name is missing"),
-        ("<tool_call>[]</tool_call>", "MM208", "expected an object"),
         (BROKEN, "MM208", "'fly'"),
         (CLICK.replace("12", "NaN"), "MM211", "NaN"),
-        (CLICK.replace("12", "1e999"), "MM208", "not a finite number"),
-        (CLICK.replace("12", '"12"'), "MM208", "expected a number"),
-        (CLICK.replace("12, 34", "12"), "MM208", "expected 2 values"),
         (CLICK.replace('"action"', '"action": "wait", "action"'), "MM211", "twice"),
-        (
-            CLICK.replace("left_click", "type").replace("coordinate", "text"),
-            "MM208",
-            "expected a string",
-        ),
-        (
-            WAIT.replace('"time": 1', '"time": 1, "x": "\\ud800"').replace("wait", "type"),
-            "MM208",
-            "text is missing",
-        ),
-        (
-            '<tool_call>{"name": "computer_use", "arguments": {"action": "type", "text": "\\ud83d"}}</tool_call>',
-        )
-        + ("MM208", "lone surrogate"),
         (OUTSIDE, "MM209", "outside [0, 84] × [0, 56] of absolute_pixels"),
-        (CLICK.replace("12", "-1"), "MM209", "outside"),
     ],
 )
 def test_malformed_actions_are_a_score_and_a_problem(text, code, why):
@@ -160,14 +131,10 @@ def test_required_actions():
     [
         (f"<think>a {WAIT}</think>b{WAIT}", "", "rba"),
         (f"a {WAIT}</think>b{WAIT}", "<think>\n", "rba"),  # opened by the prompt
-        (f"hm</think>{WAIT}", "", "ra"),  # an end without a beginning
         ("<think>cut off", "", "r"),
-        ("cut off", "<think>", "r"),
         (action_text(Type("<think> </think>"), "computer_use") + "b", "", "ab"),
         (f"{WAIT}<think>a</think>{WAIT}{WAIT}", "", "araa"),
-        (f"<think>a</think><think>b</think>{WAIT}", "", "ra"),
         (f"{WAIT}</think>", "", "ab"),
-        ("", "<think>", ""),
     ],
 )
 def test_thoughts_and_calls(text, before, expected):
@@ -179,18 +146,6 @@ def test_thoughts_and_calls(text, before, expected):
     assert len(find_actions(sample, tok).spans) == expected.count("a")
     if before == "" and "think" in text:
         assert all(s.kind != "reasoning" for s in loss_kinds(sample, tok, think=None).loss_spans)
-
-
-def test_logprobs_still_fit_and_nothing_else_changes():
-    sample, tok = turns(f"<think>a</think>{WAIT}", "b", size=3)
-    sample.rollout_logprobs = -np.arange(sample.num_loss_tokens, dtype=np.float32)
-    sample.loss_spans[0].metadata = {"engine": 1}
-    before = sample.to_dict()
-    cut = loss_kinds(sample, tok)
-    assert sample.to_dict() == before and mp.validate(cut) == []
-    assert np.array_equal(cut.loss_indices, sample.loss_indices)
-    assert [s.metadata for s in cut.loss_spans][:2] == [{"engine": 1}] * 2
-    assert cut.to_dict() | {"loss_spans": 0} == before | {"loss_spans": 0}
 
 
 def test_annotated_samples_keep_what_they_have():
@@ -213,39 +168,6 @@ def test_annotated_samples_keep_what_they_have():
     assert [s.value for s in paid.rewards] == [1.0, -1.0, 1.0] and mp.validate(paid) == []
     back = mp.Sample.from_dict(json.loads(json.dumps(done.to_dict())))
     assert back == done
-
-
-def test_turns_annotated_one_by_one():
-    whole, tok = turns(CLICK, CLICK, coordinate_system="absolute_pixels")
-    first = mp.Sample.from_dict(whole.to_dict())
-    first.loss_spans = whole.loss_spans[:1]
-    first = annotate_actions(first, tok)
-    first.loss_spans += whole.loss_spans[1:]
-    then = annotate_actions(first, tok)
-    assert then == annotate_actions(whole, tok)
-    assert pointing(then) == [0, 1]
-
-
-def test_regions_stay_with_their_actions_where_turns_are_merged_and_cut():
-    whole, tok = turns(CLICK, CLICK, CLICK)
-    whole = annotate_actions(whole, tok)
-    (trajectory,) = from_samples([whole])
-    per_turn = to_samples(trajectory, merge=False)
-    assert [pointing(sample) for sample in per_turn] == [[0], [0], [0]]
-    (merged,) = to_samples(trajectory)
-    assert pointing(merged) == [0, 1, 2] and check_actions(merged, tok) == []
-    cut = truncate(whole, len(whole) - 1).sample
-    assert pointing(cut) == [0, 1] and check_actions(cut, tok) == []
-
-
-def test_by_default_points_are_as_the_family_writes_them():
-    for family, system in (("qwen2_5_vl", "absolute_pixels"), ("qwen3_vl", "normalized_1000")):
-        sample, tok = turns(CLICK, family=family)
-        assert annotate_actions(sample, tok).coordinate_system == system
-        sample, tok = turns(CLICK.replace("12", "99"), family=family)
-        assert len(find_actions(sample, tok).problems) == (system == "absolute_pixels")
-    words, tok = turns(WAIT)
-    assert annotate_actions(words, tok).coordinate_system is None
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
@@ -335,45 +257,35 @@ def test_actions_that_do_not_decode_to_what_they_say():
     sample = annotate_actions(sample, tok, system="absolute_pixels")
     click, wait = sample.action_spans
     for change, why in (
-        (
-            {"action": {"kind": "click", "point": [12, 35]}},
-            "decodes to click, says click, with other",
-        ),
+        ({"action": {"kind": "click", "point": [12, 35]}}, "says click, with other"),
         ({"action": {"kind": "wait", "seconds": 1}}, "decodes to click, says wait"),
         ({"stop": wait.stop}, "decodes to 2 actions"),
-        ({"start": click.start + 11}, "decodes to 0 actions"),
         ({"stop": click.stop - 1}, "decodes to no action: action is not closed"),
         ({"action": {"kind": "fly"}}, "decodes to no action: action.kind 'fly'"),
     ):
         span = mp.ActionSpan.from_dict(click.to_dict() | change)
         sample.action_spans = [span, wait]
         (problem,) = check_actions([sample], tok)
-        assert (
-            problem.code == "MM210"
-            and why in problem.message
-            and problem.field == "action_spans[0]"
-        )
+        assert problem.code == "MM210" and why in problem.message
+        assert problem.field == "action_spans[0]"
     sample.action_spans = [mp.ActionSpan(click.start, click.stop, {"mine": 1}), wait]
     assert check_actions(sample, tok) == []
 
 
-CLOSED = "<tool_call>{}</tool_call>"
 HOSTILE = {
-    "deep": "<tool_call>" + "[" * 100_000 + "</tool_call>",
-    "deep and closed": "<tool_call>" + "[" * 100_000 + "]" * 100_000 + "</tool_call>",
+    "deep": "<tool_call>" + "[" * 100_000 + "]" * 100_000 + "</tool_call>",
     "deep objects": "<tool_call>" + '{"a":' * 100_000 + "</tool_call>",
     "a long string": '<tool_call>{"name": "' + "x" * 10**6 + '", "arguments": {}}</tool_call>',
-    "openings": "<tool_call>" * 50_000,
-    "closings": "</tool_call>" * 50_000,
-    "thoughts": "<think>" * 50_000 + "</think>" * 50_000,
-    "thoughts and calls": "<think></think><tool_call>" * 20_000,
-    "quotes": '<tool_call>"' * 20_000 + "</tool_call>",
-    "kinds": '{"kind":' * 50_000,
-    "kinds in strings": '{"kind":"' * 50_000,
+    "members": "<tool_call>{"
+    + ",".join(f'"n{k // 2}": 1' for k in range(3 * 10**4))
+    + "}</tool_call>",
+    "openings": "<tool_call>" * 10_000,
+    "thoughts and calls": "<think></think><tool_call>" * 5_000,
+    "quotes": '<tool_call>"' * 5_000 + "</tool_call>",
+    "kinds": '{"kind":' * 10_000,
     "backslashes": "<tool_call>{" + "\\" * 200_000 + "}</tool_call>",
     "digits": "<tool_call>" + "9" * 200_000 + "</tool_call>",
-    "nulls": "<tool_call>\0\0</tool_call>" * 100,
-    "many": CLOSED * 2_000,
+    "many": "<tool_call>{}</tool_call>" * 2_000,
 }
 
 
@@ -384,7 +296,7 @@ def test_hostile_texts(name, form):
     began = time.process_time()
     found = find_actions(sample, tok, form, required=True)
     done = annotate_actions(sample, tok, form)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 3
     assert len(found.problems) == sum(s.value == 0 for s in found.scores)
     if name == "a long string" and form == "computer_use":
         assert len(found.spans) == 1  # a call of a tool with a long name
@@ -406,55 +318,8 @@ def test_bytes_that_are_no_text(raw, form):
         b'"}',
         *pieces,
     ]
-    sample = mp.Sample(
-        "a", "p", "qwen2_5_vl", np.arange(len(words)), [], [], [mp.LossSpan(1, len(words), turn=0)]
-    )
+    spans = [mp.LossSpan(1, len(words), turn=0)]
+    sample = mp.Sample("a", "p", "qwen2_5_vl", np.arange(len(words)), [], [], spans)
     found = find_actions(sample, words.__getitem__, form)
     assert len(found.scores) == len(found.spans) + len(found.problems) >= 1
     assert mp.validate(annotate_actions(sample, words.__getitem__, form)) == []
-
-
-def test_another_tool_is_an_action():
-    text = action_text(ToolCall("search", {"q": "深圳"}), "computer_use")
-    sample, tok = turns(text, size=2)
-    assert find_actions(sample, tok).spans[0].action == {
-        "kind": "tool_call",
-        "name": "search",
-        "arguments": {"q": "深圳"},
-    }
-
-
-def test_arguments():
-    sample, tok = turns(CLICK)
-    aimed = mp.Sample.from_dict(sample.to_dict())
-    aimed.bbox_targets = [mp.BboxTarget((0.0, 0.0, 8.0, 8.0))]
-    for call in (
-        lambda: find_actions(sample, tok, "openai"),
-        lambda: find_actions("x", tok),
-        lambda: find_actions(sample, 3),
-        lambda: find_actions(sample, tok, think="<think>"),
-        lambda: find_actions(sample, tok, think=("", "x")),
-        lambda: find_actions(sample, tok, malformed=float("nan")),
-        lambda: find_actions(sample, tok, required="yes"),
-        lambda: annotate_actions(sample, tok, system="pixels"),
-        lambda: annotate_actions(sample, tok, scores="costs"),
-        lambda: find_actions(sample, tok, system="pixels"),
-        lambda: check_actions(sample, tok, system="original_pixels"),
-        lambda: annotate_actions(aimed, tok),  # boxes, in which system?
-        lambda: loss_kinds(sample, None),
-        lambda: check_actions([1], tok),
-        lambda: check_actions(sample, tok, None),
-    ):
-        with pytest.raises(ArgumentError, match="Fix: ") as caught:
-            call()
-        assert "\n" not in str(caught.value)
-    broken = mp.Sample.from_dict(sample.to_dict())
-    broken.loss_spans[0].stop = 10**6
-    with pytest.raises(ArgumentError, match="MM201"):
-        find_actions(broken, tok)
-
-
-def test_a_screen_of_a_known_size():
-    sample, tok = turns(OUTSIDE, coordinate_system="absolute_pixels", screen_size=(100, 100))
-    assert find_actions(sample, tok).problems == []  # the larger of both, as rules have it
-    assert make_medium("shot", (1, 4, 6)).size == (84, 56)

@@ -127,7 +127,7 @@ def kinds(sample):
 
 
 SETTINGS = settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -184,41 +184,3 @@ def test_ids_as_sampled_are_kept_and_labelled(processor, tokenizer, conversation
     same = np.array_equal(rendered, cut.input_ids)
     report = mp.compare([cut], [encoded], require=("input_ids", "loss_spans"))
     assert same or report.first.field == "input_ids"
-
-
-def test_a_line_break_that_would_merge_with_the_header(processor, tokenizer):
-    """Re-encoded, the header's line break and the policy's two are one token: a token of both, which is no one's."""
-    written = "\n\nok" + END
-    prompt = [{"role": "user", "content": "x"}]
-    whole = processor.render(
-        [*prompt, {"role": "assistant", "content": "\n\nok"}], add_generation_prompt=False
-    )
-    start = whole.index("assistant\n\n\nok") + len("assistant\n")
-    labels = ["."] * start + ["w"] * len(written) + ["."] * (len(whole) - start - len(written))
-    encoded, found = owners(tokenizer, whole, labels)
-    response = tokenizer.encode(written, add_special_tokens=False)
-    sample = processor(prompt, response_ids=response, sample_id="s")
-    assert sample.input_ids[sample.loss_indices].tolist() == response
-    assert encoded[: len(sample)] != sample.input_ids.tolist()
-    assert sum(label == "w" for label in found) != len(response) or "\n\n\n" in [
-        tokenizer.decode([i]) for i in encoded
-    ]
-
-
-def test_what_the_environment_says_is_no_action(processor, tokenizer):
-    call = CALL % '{"action": "left_click", "coordinate": [3, 40]}'
-    messages = [
-        {"role": "user", "content": [{"type": "image", "image": IMAGE}, text(call)]},
-        {"role": "assistant", "content": "I look." + call},
-        {"role": "tool", "content": f"Error: no element. Try {call} or <think>"},
-        {"role": "assistant", "content": "Done."},
-    ]
-    sample = processor(messages, assistant_loss=True, sample_id="s")
-    found = find_actions(sample, tokenizer)
-    assert len(found.spans) == 1 and found.problems == []
-    (span,) = found.spans
-    assert tokenizer.decode(sample.input_ids[span.start : span.stop]) == call and span.turn == 0
-    last = loss_kinds(sample, tokenizer).loss_spans[-1]
-    assert (
-        last.kind == "response" and last.turn == 1
-    )  # the tool's <think> opens no thought of the policy

@@ -19,13 +19,13 @@ from mmpack.adapters.transformers.tower import (
     encode_media,
     has_sharded_tower,
     media_names,
-    takes_encoded_media,
+    refuse_old_forward,
     tower_and_projector,
 )
 from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
 from mmpack.cache.summed import SummedFeatures, tower_backward
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ArgumentError, ModelError, SchemaError, check_whole, installed_version
+from mmpack.errors import ArgumentError, ModelError, SchemaError, check_whole
 from mmpack.families import Family, family_of_config
 from mmpack.layout.fingerprint import media_name
 from mmpack.packing.batch import PackedBatch
@@ -434,11 +434,7 @@ def _refuse(
             f"encode_together: the plan is of {len(plan.ranks)} ranks, the group has {ranks}. "
             f"Fix: pass mp.plan(…, ranks={ranks})"
         )
-    if not takes_encoded_media(whole):
-        raise ModelError(
-            f"encode_together: the forward of transformers {installed_version('transformers')} takes no media "
-            "encoded beforehand. Fix: install transformers 5.19 or newer"
-        )
+    refuse_old_forward(whole, "encode_together", "leave it out")
     if max_patches is not None:
         check_whole("encode_together", "max_patches", max_patches)
         if has_sharded_tower(whole):

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmpack.adapters.transformers.ulysses.exchange import to_heads, to_rows
-from mmpack.adapters.transformers.ulysses.split import RowSplit
+from mmpack.adapters.transformers.ulysses.split import RowSplit, to_heads, to_rows
 from mmpack.errors import ModelError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

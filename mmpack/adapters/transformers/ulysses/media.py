@@ -22,8 +22,7 @@ from mmpack.adapters.transformers.tower import (
     media_names,
     tower_and_projector,
 )
-from mmpack.adapters.transformers.ulysses.exchange import send_rows
-from mmpack.adapters.transformers.ulysses.split import RowSplit
+from mmpack.adapters.transformers.ulysses.split import RowSplit, send_rows
 from mmpack.cache.tower import Levels
 from mmpack.families import Family
 from mmpack.ops.rows.gather import gather_rows

@@ -11,17 +11,12 @@ from torch.autograd.function import once_differentiable
 
 from mmpack.ops import invariance
 from mmpack.ops.attention.fixed_blocks import FIXED_BLOCKS
-from mmpack.ops.attention.lengths import Lengths
+from mmpack.ops.attention.rule import Lengths
 from mmpack.ops.backend import choose, implementation
 
 
 def fixed_blocks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Lengths,
-    scale: float | None,
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, scale: float | None, return_lse: bool = False
 ) -> Any:
     """q [T, heads, d], k and v [K, kv heads, d] -> [T, heads, d]; differentiable.
 

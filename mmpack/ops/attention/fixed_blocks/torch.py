@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmpack.ops.attention.lengths import Lengths
+from mmpack.ops.attention.rule import Lengths
 
 BLOCK = 64  # queries, and the multiple that keys are padded to
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from mmpack.ops.attention.fixed_blocks import kernels
-from mmpack.ops.attention.lengths import Lengths
+from mmpack.ops.attention.rule import Lengths
 from mmpack.ops.tf32 import allows_tf32
 
 LOG2_E = math.log2(math.e)

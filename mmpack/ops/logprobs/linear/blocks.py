@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,17 +66,10 @@ class LiveFirst(NamedTuple):
     at_targets: Tensor  # [N] float32, the whole gradient to the target's logit
 
     def block(self, first: int, rows: int) -> Block:
-        part, whole = slice(first, first + rows), self.whole
-        return Block(
-            first,
-            whole.slots[part],
-            whole.reads[part],
-            whole.writes[part],
-            whole.log_total[part],
-            whole.along[part],
-            None if whole.slope is None else whole.slope[part],
-            whole.live,
-        )
+        """The part of the rows from `first` on."""
+        part = slice(first, first + rows)
+        cut: list[Any] = [None if x is None else x[part] for x in self.whole[1:-1]]
+        return Block._make([first, *cut, self.whole.live])
 
 
 def live_first(call: Call, statistics: Statistics, given: Incoming) -> LiveFirst:

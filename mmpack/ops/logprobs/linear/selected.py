@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, check_number, kind_of
 from mmpack.ops import invariance
-from mmpack.ops.backend import implementation
+from mmpack.ops.backend import module_of
+from mmpack.ops.inputs import check_floats, check_shapes
 from mmpack.ops.logprobs.arguments import Tokens, check_support
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
 from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
@@ -108,21 +109,12 @@ def check_head(
     """The head with the place of its shard in `group`. Raises ArgumentError for what makes no logits of the tokens."""
     hidden, weight, bias, softcap = head[:4]
     tokens.check(what, hidden=hidden, weight=weight, bias=bias)
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ArgumentError(
-            f"{what}: hidden has shape {list(hidden.shape)} and weight {list(weight.shape)}, expected [T, H] and "
-            f"[V, H]. Fix: drop the batch dimension; weight is lm_head.weight"
-        )
-    if not (hidden.is_floating_point() and weight.is_floating_point()):
-        raise ArgumentError(
-            f"{what}: hidden is {hidden.dtype} and weight {weight.dtype}, expected float dtypes. "
-            f"Fix: pass hidden states, not ids or quantised weights"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(
-            f"{what}: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]. "
-            "Fix: pass one per vocabulary entry"
-        )
+    fix = (
+        "drop the batch dimension; weight is lm_head.weight, and bias has one per vocabulary entry"
+    )
+    check_shapes(what, fix, hidden=(hidden, "T H"), weight=(weight, "V H"), bias=(bias, "V"))
+    fix = "pass hidden states, not ids or quantised weights"
+    check_floats(what, fix, hidden=hidden, weight=weight)
     if softcap is not None:
         check_number(what, "softcap", softcap, above=0, fix="pass None for no softcap")
     if memory_budget is not None:
@@ -191,14 +183,11 @@ def _fake(call: Call) -> Statistics:
 
 
 def _backward(given: Incoming, call: Call, statistics: Statistics, needs: Needs) -> Gradients:
-    found: Gradients = _path(call).backward(given, call, statistics, needs)
-    return found
+    return _path(call).backward(given, call, statistics, needs)
 
 
 def _path(call: Call) -> Any:
-    """The module that runs it, `torch` or `triton`."""
-    dtype = torch.promote_types(call.hidden.dtype, call.weight.dtype)
-    return implementation(LINEAR_SELECTED_LOGPROBS, call.hidden.device, dtype)
+    return module_of(LINEAR_SELECTED_LOGPROBS, call.hidden, call.weight)
 
 
 _gradients = gradients_to_head("linear_selected_logprobs_backward", _backward)

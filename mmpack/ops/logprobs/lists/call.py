@@ -121,6 +121,15 @@ class Statistics(NamedTuple):
     entry_logits: Tensor  # [M], before the temperature
 
 
+def empty_statistics(like: Tensor, call: HiddenCall | LogitsCall, dtype: torch.dtype) -> Statistics:
+    """What a forward returns, without data; on the device of `like`."""
+    count = call.targets.shape[0]
+    logprobs, entries = (like.new_empty(n, dtype=dtype) for n in (count, call.ids.shape[0]))
+    sizes = (count if call.entropy else 0), count, count
+    entropies, maximum, log_total = (like.new_empty(n, dtype=torch.float64) for n in sizes)
+    return Statistics(logprobs, entropies, maximum, log_total, entries)
+
+
 class Window(NamedTuple):
     """Rows of some tokens and columns of some ids, as a block of logits [rows, columns] has them."""
 

@@ -11,13 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmpack.ops.backend import implementation
+from mmpack.ops.backend import module_of
 from mmpack.ops.logprobs.arguments import Tokens
 from mmpack.ops.logprobs.autograd import Incoming, Needs, define, gradients_to_head
 from mmpack.ops.logprobs.linear.call import Gradients, Head
 from mmpack.ops.logprobs.linear.shards import ordered_sum, take_owned
 from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS, products
-from mmpack.ops.logprobs.lists.call import HiddenCall, Runs, Statistics, lists_of, runs_by
+from mmpack.ops.logprobs.lists.call import (
+    HiddenCall,
+    Runs,
+    Statistics,
+    empty_statistics,
+    lists_of,
+    runs_by,
+)
 from mmpack.ops.logprobs.lists.products import by_products, can_multiply
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import segment_sum
@@ -39,27 +46,19 @@ def from_hidden(head: Head, support: Support, tokens: Tokens) -> tuple[Tensor, T
 
 
 def _forward(call: HiddenCall) -> Statistics:
-    path = _path(call)
+    path = module_of(SUPPORT_LOGPROBS, call.hidden, call.weight)
     found = products.entry_logits(path, call) if _multiplies(call) else path.dots(call)
     if call.group:
         found = take_owned(found, call.owner, call.group)
-    made: Statistics = path.statistics(call.lists, found, call.entropy)
-    return made
+    return path.statistics(call.lists, found, call.entropy)
 
 
 def _fake(call: HiddenCall) -> Statistics:
-    hidden, count = call.hidden, call.targets.shape[0]
-    return Statistics(
-        hidden.new_empty(count, dtype=call.dtype),
-        hidden.new_empty(count if call.entropy else 0, dtype=torch.float64),
-        hidden.new_empty(count, dtype=torch.float64),
-        hidden.new_empty(count, dtype=torch.float64),
-        hidden.new_empty(call.ids.shape[0], dtype=call.dtype),
-    )
+    return empty_statistics(call.hidden, call, call.dtype)
 
 
 def _backward(given: Incoming, call: HiddenCall, statistics: Statistics, needs: Needs) -> Gradients:
-    path = _path(call)
+    path = module_of(SUPPORT_LOGPROBS, call.hidden, call.weight)
     slopes = path.slopes(call.lists, given, statistics, call.softcap)
     columns = call.columns
     by_id, multiplies = None, _multiplies(call)
@@ -102,11 +101,6 @@ def _to_hidden(
     out = hidden.new_zeros(hidden.shape, dtype=call.dtype if call.group else hidden.dtype)
     path.sum_runs(out, places, call.weight, columns, slopes, runs)
     return ordered_sum(out, call.group).to(hidden.dtype)
-
-
-def _path(call: HiddenCall) -> Any:
-    """The module that runs it, `torch` or `triton`."""
-    return implementation(SUPPORT_LOGPROBS, call.hidden.device, _factors(call))
 
 
 def _multiplies(call: HiddenCall) -> bool:

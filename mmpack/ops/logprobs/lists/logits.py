@@ -5,16 +5,14 @@ An entry is one element of the logits, and of their gradient, which is 0 elsewhe
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mmpack.ops.backend import implementation
+from mmpack.ops.backend import module_of
 from mmpack.ops.logprobs.arguments import Tokens
-from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits
+from mmpack.ops.logprobs.autograd import Incoming, define, gradient_to_logits, sparse_rows
 from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
-from mmpack.ops.logprobs.lists.call import LogitsCall, Statistics, lists_of
+from mmpack.ops.logprobs.lists.call import LogitsCall, Statistics, empty_statistics, lists_of
 from mmpack.ops.logprobs.support import Support
 from mmpack.ops.segments import keyed_sum
 
@@ -41,20 +39,12 @@ def _forward(call: LogitsCall) -> Statistics:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     found = logits[call.entries_of(call.rows), torch.where(here, ids, 0)].to(dtype)
     found = torch.where(here, found, torch.nan)
-    made: Statistics = _path(call).statistics(call.lists, found, call.entropy)
-    return made
+    return module_of(SUPPORT_LOGPROBS, call.logits).statistics(call.lists, found, call.entropy)
 
 
 def _fake(call: LogitsCall) -> Statistics:
-    logits, count = call.logits, call.targets.shape[0]
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return Statistics(
-        logits.new_empty(count, dtype=dtype),
-        logits.new_empty(count if call.entropy else 0, dtype=torch.float64),
-        logits.new_empty(count, dtype=torch.float64),
-        logits.new_empty(count, dtype=torch.float64),
-        logits.new_empty(call.ids.shape[0], dtype=dtype),
-    )
+    dtype = torch.promote_types(call.logits.dtype, torch.float32)
+    return empty_statistics(call.logits, call, dtype)
 
 
 def _backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tensor:
@@ -62,7 +52,7 @@ def _backward(given: Incoming, call: LogitsCall, statistics: Statistics) -> Tens
     logits = call.logits
     shape = call.num_places, logits.shape[1]
     out = logits.zero_() if call.gradient == "inplace" else logits.new_zeros(shape)
-    slopes = _path(call).slopes(call.lists, given, statistics, None)
+    slopes = module_of(SUPPORT_LOGPROBS, call.logits).slopes(call.lists, given, statistics, None)
     vocab, places, ids = out.shape[1], call.entries_of(call.places), call.ids.long()
     ids = ids.clamp(0, max(vocab - 1, 0))  # one out of range made its token NaN
     if not call.distinct:
@@ -76,19 +66,13 @@ def _fake_backward(given: Incoming, call: LogitsCall, statistics: Statistics) ->
     return call.logits.new_empty(call.num_places, call.logits.shape[1])
 
 
-def _path(call: LogitsCall) -> Any:
-    """The module that runs it, `torch` or `triton`."""
-    return implementation(SUPPORT_LOGPROBS, call.logits.device, call.logits.dtype)
-
-
 def _sparse(values: Tensor, call: LogitsCall) -> Tensor:
     """Rows [S, V] of the gradient as a sparse COO tensor [T, V]."""
     index = torch.arange(call.num_places, device=values.device)
     if call.rows is not None and call.places is not None:
         # Entries of one place write the same row.
         index = index.index_copy_(0, call.places.long(), call.rows.long())
-    with torch.sparse.check_sparse_tensor_invariants(False):  # it would wait for the GPU
-        return torch.sparse_coo_tensor(index[None], values, call.logits.shape)
+    return sparse_rows(index, values, call.logits)
 
 
 _gradient = gradient_to_logits("support_logprobs_backward", _backward, _fake_backward, _sparse)
