@@ -211,6 +211,8 @@ def test_what_describes_the_samples():
     assert batch.stats["media"] == 2 and batch.stats["media_occurrences"] == 6
     assert batch.stats["patches"] == 24 + 32
     assert batch.stats["tokens_unshared"] == len(a) + len(b) + 1
+    apart = make_sample([("text", [1]), ("response", [2]), ("text", [3]), ("response", [4])])
+    assert mp.pack([apart]).loss_token_index.tolist() == [1, 3]
 
 
 @settings(max_examples=20)
