@@ -112,11 +112,7 @@ def grouped_mm(
 
 
 def sum_dim(
-    x: Tensor,
-    dim: list[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out_dtype = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
     if not _is_ours(x, out_dtype):
@@ -133,11 +129,7 @@ def sum_dim(
 
 
 def mean_dim(
-    x: Tensor,
-    dim: list[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out_dtype = dtype or x.dtype
     width = _last(x, dim) if _is_ours(x, out_dtype) else None

@@ -150,13 +150,7 @@ def _to_weights(ctx: Any, grad: Tensor, x: Tensor) -> tuple[Tensor | None, Tenso
 
 
 def _check(
-    what: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    group: Any,
-    parts: int,
-    split: int,
+    what: str, x: Tensor, weight: Tensor, bias: Tensor | None, group: Any, parts: int, split: int
 ) -> int:
     """How many ranks; `split`: the dimension of weight that they split."""
     check_are_tensors(what, ("bias",), x=x, weight=weight, bias=bias)

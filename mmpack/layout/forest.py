@@ -67,9 +67,7 @@ class Forest:
 
 
 def build_forest(
-    samples: Sequence[Sample],
-    share: bool = True,
-    positions: Sequence[np.ndarray] | None = None,
+    samples: Sequence[Sample], share: bool = True, positions: Sequence[np.ndarray] | None = None
 ) -> Forest:
     """The forest of `samples`, in their order; `share=False` gives each sample a root of its own.
 

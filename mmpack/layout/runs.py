@@ -63,9 +63,7 @@ class Runs:
 
 
 def placeholder_runs(
-    input_ids: Sequence[int] | np.ndarray,
-    family: str | Family,
-    offsets: np.ndarray | None = None,
+    input_ids: Sequence[int] | np.ndarray, family: str | Family, offsets: np.ndarray | None = None
 ) -> Runs:
     """Maximal runs of one placeholder id in `input_ids` int [L], in order.
 

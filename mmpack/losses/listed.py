@@ -15,11 +15,8 @@ def listed(
     """[B] values whose numpy dtype is of `kinds`, as a list; else ArgumentError. A tensor on a GPU is read."""
     try:
         found = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ):  # lists of unequal lengths, tensors without values
+    # lists of unequal lengths, tensors without values
+    except (TypeError, ValueError, RuntimeError):
         found = np.asarray(None)
     size = "B" if count is None else str(count)
     fits = found.ndim == 1 and (count is None or len(found) == count)

@@ -35,9 +35,8 @@ class MediaTable:
         self.index: dict[str, int] = {}
         # modality -> float32 [3, 256], where pixels are bytes whose normalisation is known
         self.byte_values: dict[str, torch.Tensor] = {}
-        self._lent: set[str] = (
-            set()
-        )  # cache keys of tensors over memory that is not to be written to
+        # cache keys of tensors over memory that is not to be written to
+        self._lent: set[str] = set()
         self.family = family
         self.store = {} if store is None else store
         self.what = what

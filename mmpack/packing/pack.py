@@ -21,7 +21,7 @@ from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.media import vision_rows
 from mmpack.packing.prepare import common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
-from mmpack.packing.segments import packed_segments
+from mmpack.packing.segments import segments_of
 from mmpack.packing.tensors import to_int32
 from mmpack.planning.cost import CostModel, family_cost, sharing_of
 from mmpack.planning.counts import counts_of_forest
@@ -106,7 +106,13 @@ def pack(
         **common,
         **in_rows,
         **_segment_fields(forest, padding),
-        segment_plan=packed_segments(family, forest, padding, in_rows["attention_plan"]),
+        segment_plan=segments_of(
+            family,
+            forest.segment_offsets,
+            forest.segment_parent,
+            np.arange(forest.num_tokens + padding) >= forest.num_tokens,
+            in_rows["attention_plan"],
+        ),
         **_media_fields(given.samples, family, runs, in_rows["input_ids"], common),
         loss_spans=[_spans_in_rows(s, r) for s, r in zip(samples, rows, strict=True)],
         token_columns={

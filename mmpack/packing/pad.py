@@ -20,7 +20,7 @@ from mmpack.packing.batch import Batch
 from mmpack.packing.columns import Column, token_columns_of
 from mmpack.packing.prepare import Prepared, common_fields, counted, prepare, row_multiple
 from mmpack.packing.replay import routes_in_rows
-from mmpack.packing.segments import padded_segments
+from mmpack.packing.segments import segments_of
 from mmpack.packing.tensors import to_int32
 from mmpack.schema.sample import Sample
 
@@ -127,7 +127,9 @@ def _row_fields(
         "visible_until": to_int32(seen).view(-1, width),
         "visible_from": None if first is None else to_int32(first),
         "attention_plan": plan,
-        "segment_plan": padded_segments(family, padding, plan),
+        "segment_plan": segments_of(
+            family, np.arange(len(samples) + 1) * width, np.full(len(samples), -1), padding, plan
+        ),
     }
 
 

@@ -14,13 +14,11 @@ class LossPlaces:
     """The loss axis as runs: neighbouring loss tokens of one sample and one turn. All int64."""
 
     offsets: np.ndarray  # [B+1], as cu_loss
-    runs: (
-        np.ndarray
-    )  # [R, 5]: sample, turn (-1: none), first token of the sample, start and stop on the loss axis
+    # [R, 5]: sample, turn (-1: none), first token of the sample, start and stop on the loss axis
+    runs: np.ndarray
     regions: np.ndarray  # [regions, 3]: sample, start, stop on the loss axis
-    more: np.ndarray = field(
-        default_factory=lambda: np.zeros((0, 5), np.int64)
-    )  # runs only for scores of turns
+    # runs only for scores of turns
+    more: np.ndarray = field(default_factory=lambda: np.zeros((0, 5), np.int64))
 
     @classmethod
     def of(

@@ -18,9 +18,7 @@ Parts = Sequence[Sequence[tuple[Hashable, int, int]]]  # of each item: (key, dim
 
 
 def best_fit_decreasing(
-    sizes: Sequence[int] | np.ndarray,
-    capacity: int | Sequence[int],
-    parts: Parts | None = None,
+    sizes: Sequence[int] | np.ndarray, capacity: int | Sequence[int], parts: Parts | None = None
 ) -> list[list[int]]:
     """Indices of the items of each bin, in order of placing; every item goes to the fullest bin
     that takes it.

@@ -74,16 +74,14 @@ def _exactly(parts: Parts) -> Pieces:
         held[s] = held[s & (s - 1)] | parts.has[(s & -s).bit_length() - 1]
     fits = (held.astype(np.int64) @ parts.taken <= parts.limits).all(axis=1).tolist()
     price = (held @ parts.price).tolist()
-    best: list[tuple[float, int, int]] = [
-        (0.0, 0, 0)
-    ]  # price, pieces, the piece with the first item
+    # price, pieces, the piece with the first item
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)]
     for s in range(1, 1 << count):
         first = s & -s
         others = s ^ first
         found, rest = (float("inf"), 0, 0), others
-        while (
-            True
-        ):  # `rest`: items that are in other pieces than the first one, every subset of `others`
+        # `rest`: items that are in other pieces than the first one, every subset of `others`
+        while True:
             piece = s ^ rest
             if fits[piece]:
                 cost, pieces, _ = best[rest]

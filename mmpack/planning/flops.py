@@ -52,18 +52,16 @@ def model_flops(config: Any) -> ModelFlops:
     text = text_of(fields)
     required(text, NEEDED, "cost_model")
     kinds = _layer_types(text)
-    own = (
-        text.get("per_layer_config") or {}
-    )  # as transformers writes what single layers have otherwise
+    # as transformers writes what single layers have otherwise
+    own = text.get("per_layer_config") or {}
     layers = [
         _layer(text.with_own(own.get(str(n)) or own.get(n) or {}), kind, n)
         for n, kind in enumerate(kinds)
     ]
     near = [kind == "sliding_attention" for kind in kinds]
     weights = sum(layer.weights for layer in layers)
-    if extra := text.get(
-        "hidden_size_per_layer_input"
-    ):  # Gemma 4: one more product before the layers
+    # Gemma 4: one more product before the layers
+    if extra := text.get("hidden_size_per_layer_input"):
         weights += text["hidden_size"] * extra * len(layers)
     tower = tower_flops(fields, text["hidden_size"])
     return ModelFlops(

@@ -24,8 +24,7 @@ FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [*((f, torch.float32) for f in FAMILIES), ("qwen2_5_vl", torch.bfloat16)],
+    ("family", "dtype"), [*((f, torch.float32) for f in FAMILIES), ("qwen2_5_vl", torch.bfloat16)]
 )
 def test_logprobs_are_equal_in_every_layout(family, dtype):
     model, samples = small_model(family).to(dtype), some_samples(family)

@@ -89,11 +89,7 @@ def test_vllm_follows(name):
     others, excluded = [r for r in family.position_rules if r != rule], set()
     for _ in range(1000):
         ids, images, videos, seconds = random_layout(rng, family, image_frames=1)
-        given = {
-            "image_grid_thw": images,
-            "video_grid_thw": videos,
-            "second_per_grid_ts": seconds,
-        }
+        given = {"image_grid_thw": images, "video_grid_thw": videos, "second_per_grid_ts": seconds}
         wanted, delta = model.get_mrope_input_positions(
             ids.tolist(), features_of(ids, images, videos, seconds, family)
         )
@@ -104,33 +100,3 @@ def test_vllm_follows(name):
             if not np.array_equal(mp.mrope_positions(ids, name, rule=other, **given)[0], wanted):
                 excluded.add(other)
     assert excluded == set(others)  # it follows this rule and no other
-
-
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
-def test_seconds_are_written_as_vllm_writes_them(name):
-    """The ids that a video becomes, from a prompt with one placeholder."""
-    from vllm.model_executor.models.qwen3_vl import Qwen3VLMultiModalProcessor
-
-    from mmpack.demo.vocabulary import qwen_tokenizer
-    from mmpack.layout.seconds import frame_seconds
-    from mmpack.processors.differences import KEPT, REPLACED
-    from mmpack.processors.expand import expanded_ids
-    from mmpack.schema.media import Medium
-
-    family, tokenizer = get_family(name), qwen_tokenizer()
-    medium = Medium("v", "video", "k", (3, 4, 6), 18, fps=29.97, frame_indices=[0, 7, 31, 44, 60])
-    whole = Qwen3VLMultiModalProcessor.get_video_repl(
-        tokens_per_frame=[6] * 3,
-        timestamps=frame_seconds(medium, family),
-        tokenizer=tokenizer,
-        vision_start_token_id=family.vision_start_id,
-        vision_end_token_id=family.vision_end_id,
-        video_token_id=family.video_token_id,
-    ).full
-    start, pad, end = family.vision_start_id, family.video_token_id, family.vision_end_id
-    ids = np.array([5, start, pad, end, 6])
-    kept, _ = expanded_ids(ids, [medium], family, tokenizer, KEPT)
-    assert kept.tolist() == [5, start, *whole, end, 6]
-    replaced, moved = expanded_ids(ids, [medium], family, tokenizer, REPLACED)
-    assert replaced.tolist() == [5, *whole, 6]
-    assert moved.tolist() == [0, 1, 1, 1 + len(whole), 1 + len(whole), 2 + len(whole)]

@@ -1,6 +1,5 @@
 """From runs to spans and back: against `make_sample`, which writes ids and spans by hand, and against plain loops."""
 
-import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +16,6 @@ from mmpack.layout.occurrences import (
     occurrences,
     occurring_media,
     spans_from_runs,
-    spans_of,
 )
 from mmpack.layout.runs import placeholder_runs, true_runs
 from mmpack.schema.spans import covered
@@ -45,16 +43,6 @@ def test_random_samples_come_back(sample):
     runs = placeholder_runs(context_ids(sample.input_ids, policy, family), family)
     _, spans = spans_from_runs(runs, occurring_media(sample), family, "test")
     assert rows_of(spans) == rows_of(sample.modality_spans)
-
-
-def test_other_seconds_are_another_medium():
-    """They move positions; the embeddings are the same."""
-    slow = make_medium("v", (2, 4, 4), "video", second_per_grid_ts=1.0)
-    fast = dataclasses.replace(slow, second_per_grid_ts=0.5)
-    placed = [(slow, [(1, 9)]), (fast, [(11, 19)]), (slow, [(21, 29)])]
-    media, spans = spans_of(placed, get_family("qwen2_5_vl"))
-    assert media == [slow, fast]
-    assert [s.media_index for s in spans] == [0, 1, 0]
 
 
 def test_runs_and_media_that_contradict_each_other():

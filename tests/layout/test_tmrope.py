@@ -99,18 +99,6 @@ def test_equal_to_get_rope_index(name):
         assert found_delta == int(delta)
 
 
-@pytest.mark.parametrize("name", HEARING)
-def test_tokens_of_an_audio(name):
-    family = get_family(name)
-    if name == "qwen2_5_omni":
-        from transformers.models.qwen2_5_omni import processing_qwen2_5_omni as module
-    else:
-        from transformers.models.qwen3_omni_moe import processing_qwen3_omni_moe as module
-    frames = torch.arange(1, 2000)
-    wanted = module._get_feat_extract_output_lengths(frames)
-    assert family.audio.tokens(frames.numpy()).tolist() == wanted.tolist()
-
-
 def test_what_does_not_fit_names_the_audio():
     audio = get_family("qwen2_5_omni").audio
     ids = [7, audio.start_id, *[audio.token_id] * 25, audio.end_id, 8]

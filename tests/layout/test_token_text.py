@@ -117,11 +117,6 @@ def test_qwens_tokenizer(qwen, text):
     assert found.starts[0] == 0 and found.starts[-1] == len(text)
 
 
-def test_a_function_that_has_no_such_id():
-    assert token_text([0, 1], {0: b"a"}.__getitem__).text == "a�"
-    assert token_text([0, 1], {0: b"a"}.get).text == "a�"
-
-
 @pytest.mark.parametrize(
     "ids, tokenizer, options",
     [
@@ -151,18 +146,3 @@ def test_ranges_beyond_the_text():
     for call in (lambda: found.span(0, 5), lambda: found.span(3, 2), lambda: found.chars(0, 3)):
         with pytest.raises(mp.ArgumentError, match="is not within"):
             call()
-
-
-def test_a_processor_is_no_tokenizer():
-    """Hugging Face's is callable, and would fail at the first id."""
-
-    class Processor:
-        tokenizer = None
-
-        def __call__(self, text):
-            raise TypeError
-
-    with pytest.raises(
-        mp.ArgumentError, match=r"Processor, which holds a tokenizer\. Fix: pass its \.tokenizer"
-    ):
-        token_text([1], Processor())

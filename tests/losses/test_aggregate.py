@@ -33,11 +33,7 @@ def test_against_loops(parts, name, given_totals):
     terms = torch.tensor(list(chain(*parts)), dtype=torch.float32)
     totals = {"total_tokens": 1000, "total_samples": 70} if given_totals else {}
     got = aggregate(
-        terms,
-        cu,
-        name,
-        max_tokens=50 if name == "sequence_mean_token_sum_norm" else None,
-        **totals,
+        terms, cu, name, max_tokens=50 if name == "sequence_mean_token_sum_norm" else None, **totals
     )
     tokens = 1000 if given_totals else max(len(terms), 1)
     expected = EXPECTED[name](parts, tokens, 70 if given_totals else len(parts))

@@ -39,9 +39,8 @@ def run(rank, ranks):
 
 def by_name(rewards, groups, mine):
     """GDPO over loss tokens and units, whose samples lie on several ranks."""
-    unit = (
-        torch.arange(13) // 2
-    )  # samples 2k and 2k + 1 are one trajectory, cut by the ranks' bounds
+    # samples 2k and 2k + 1 are one trajectory, cut by the ranks' bounds
+    unit = torch.arange(13) // 2
     first, groups, tokens = rewards[unit * 2], groups[unit * 2], torch.arange(13) + 1
     second = first.square().double()
     columns = (first, second, groups, tokens, unit)

@@ -86,10 +86,7 @@ def whitened_over_tokens(rewards, index, counts, eps):
 
 @each_backend
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize(
-    ("count", "groups"),
-    [(2, 1), (257, 200)],
-)
+@pytest.mark.parametrize(("count", "groups"), [(2, 1), (257, 200)])
 def test_reinforce_pp_over_tokens(device, count, groups, dtype):
     rewards, index = batch(count, groups)
     g = torch.Generator().manual_seed(1)

@@ -14,7 +14,6 @@ from mmpack.errors import ArgumentError
 from mmpack.losses.aggregate import aggregate
 from mmpack.losses.correction import correction_weights
 from mmpack.losses.kl import kl_divergence
-from mmpack.ops.attention.tree_attention import tree_attention
 from mmpack.planning.cost import CostModel
 
 NAN, INF = math.nan, math.inf
@@ -23,7 +22,6 @@ ONES, ZEROS, TWO = torch.ones(N), torch.zeros(N), torch.ones(2)
 GROUPS, ANCHOR = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 2])
 TEACHER = mp.ScoredSupport(torch.tensor([0, 2, 3]), torch.tensor([3, 7, 5]), -ONES)
 ONE = [[mp.Score("f", 1.0)]]
-WIDE = torch.zeros(1, 2, N, 4)
 
 
 def batch():
@@ -66,22 +64,10 @@ CALLS = {
     kl_divergence: {"logprobs": ONES, "ref_logprobs": ONES},
     correction_weights: {"old_logprobs": ONES, "rollout_logprobs": ONES, "cu_loss": CU},
     aggregate: {"terms": ONES, "cu_loss": CU},
-    mp.selected_logprobs: {"logits": torch.zeros(N, 7), "targets": torch.arange(N)},
     mp.linear_selected_logprobs: {
         "hidden": torch.zeros(N, 4),
         "weight": torch.zeros(7, 4),
         "targets": torch.arange(N),
-    },
-    tree_attention: {
-        "query": WIDE,
-        "key": WIDE,
-        "value": WIDE,
-        "visible_until": torch.full((N,), N, dtype=torch.int32),
-    },
-    mp.merge_embeddings: {
-        "embeddings": torch.zeros(N, 4),
-        "features": torch.zeros(0, 4),
-        "vision": batch().vision_rows,
     },
     mp.plan: {"samples": [], "max_tokens": 8},
     CostModel: {},
@@ -139,13 +125,6 @@ CASES = [
     (mp.turn_advantages, {"method": "gigpo"}, "anchor is None"),
     (mp.turn_advantages, {"anchor": ANCHOR}, "anchor is given"),
     (mp.turn_advantages, {"method": "gigpo", "anchor": ANCHOR[:2]}, "anchor has shape [2]"),
-    (mp.selected_logprobs, {"logits": np.zeros((N, 7))}, "logits is a numpy array"),
-    (mp.selected_logprobs, {"rows": (0, 1, 2)}, "rows is of type tuple"),
-    (mp.linear_selected_logprobs, {"bias": [0.0] * 7}, "bias is of type list"),
-    (tree_attention, {"visible_until": torch.full((N + 1,), N)}, "visible_until has shape [4]"),
-    (tree_attention, {"key": torch.zeros(1, 2, N + 1, 4)}, "key has shape [1, 2, 4, 4]"),
-    (mp.merge_embeddings, {"levels": [[0.0]]}, "levels[0] is of type list"),
-    (mp.merge_embeddings, {"vision": ZEROS}, "vision is of type Tensor, expected VisionRows"),
     # names
     (mp.policy_loss, {"kind": "reinforce"}, "kind is 'reinforce'. Fix: use one of grpo"),
     (mp.policy_loss, {"kind": np.zeros(2)}, "kind is a numpy array"),
@@ -182,10 +161,9 @@ CASES = [
     (mp.gae, {"lam": None}, "lam is None"),
     (mp.group_advantages, {"eps": -1e-6}, "eps is -1e-06"),
     (mp.turn_advantages, {"omega": INF}, "omega is inf"),
-    (mp.selected_logprobs, {"temperature": INF}, "temperature is inf, expected a finite number"),
+    (mp.linear_selected_logprobs, {"temperature": INF}, "temperature is inf, expected a finite"),
     (mp.linear_selected_logprobs, {"softcap": NAN}, "softcap is nan"),
     (mp.linear_selected_logprobs, {"memory_budget": NAN}, "memory_budget is nan"),
-    (tree_attention, {"dropout": 1.5}, "dropout is 1.5"),
     (CostModel, {"pair": NAN}, "pair is nan"),
     (mp.plan, {"max_tokens": None}, "max_tokens is None"),
     (mp.plan, {"ranks": 0.5}, "ranks is 0.5"),
@@ -293,9 +271,6 @@ def test_numbers_of_numpy_are_numbers(value):
     options = {"scale": value, "clip_high": value, "kl_coef": value, "dual_clip": value * 4}
     out = mp.policy_loss(lp, lp, CU, ref_logprobs=lp, total_tokens=np.int64(4), **options)
     assert out.loss.shape == ()
-    assert mp.linear_selected_logprobs(
-        **CALLS[mp.linear_selected_logprobs], temperature=value
-    ).shape == (N,)
 
 
 def test_checks_are_traced():

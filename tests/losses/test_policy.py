@@ -36,15 +36,7 @@ def padded(column, lengths=LENGTHS):
 
 
 def trl_loss(
-    c,
-    loss_type,
-    level="token",
-    low=0.2,
-    high=0.2,
-    beta=0.0,
-    max_tokens=WIDTH,
-    total=N,
-    delta=None,
+    c, loss_type, level="token", low=0.2, high=0.2, beta=0.0, max_tokens=WIDTH, total=N, delta=None
 ):
     """(loss, gradient to the logprobs [N], metrics) of TRL's GRPOTrainer, in float64."""
     from trl.trainer.grpo_trainer import GRPOTrainer  # not on every GPU machine

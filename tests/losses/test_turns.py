@@ -92,9 +92,8 @@ def test_returns_that_are_close_are_told_apart(method, kind):
         want = totals + by_key(returns, anchor.tolist(), kind)
     got = mp.turn_advantages(torch.from_numpy(rewards), cu, groups, method, kind, **given)
     error = np.abs(got.double().numpy() - want) / np.maximum(1, np.abs(want))
-    assert (
-        error.max() < 2e-4
-    )  # 2^-32 of 10 against a std of 4e-5; float32 returns are off by 2^-24 of 10
+    # 2^-32 of 10 against a std of 4e-5; float32 returns are off by 2^-24 of 10
+    assert error.max() < 2e-4
 
 
 def sample(name, spans, turn=None, trajectory="t", rewards=()):

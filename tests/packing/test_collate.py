@@ -67,29 +67,6 @@ def test_columns():
 # ---------------------------------------------------------------- pinned memory
 
 
-@pytest.mark.parametrize("layout", [mp.pack, mp.pad])
-def test_every_tensor_is_pinned(layout, monkeypatch):
-    """Without an accelerator nothing can be pinned: copies that are counted stand for pinned tensors."""
-    pinned = set()
-
-    def pin(tensor, device=None):
-        copy = tensor.clone()
-        pinned.add(copy.untyped_storage().data_ptr())
-        return copy
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    batch = layout(some_samples())
-    after = torch.utils.data._utils.pin_memory.pin_memory(batch)  # as a loader does
-    assert_same(after, batch)
-    left = [
-        n for n, x in tensors(after) if x.numel() and x.untyped_storage().data_ptr() not in pinned
-    ]
-    assert left == [] and after.media[0].pixel_values.data_ptr() == after.pixel_values.data_ptr()
-    assert batch.pixel_values.untyped_storage().data_ptr() not in pinned
-    after.attention_plan.check(after.visible_until)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 1])
 def test_pinned_on_a_gpu(workers):
@@ -148,7 +125,6 @@ def test_reprs_are_short():
         "PackedBatch('qwen2_5_vl', samples=6, loss_tokens=39, media=2, input_ids=[96], "
         "pixel_values=[32, 1176], loss_columns['rollout_logprobs']=[39], device='cpu')"
     )
-    assert repr(mp.pad(samples)).startswith("PaddedBatch('qwen2_5_vl', samples=6, loss_tokens=39")
     plan = mp.plan(samples, max_tokens=38, share_prefix=True)
     assert repr(plan) == (
         "Plan(bins=2, ranks=1, samples=6, loss_tokens=39, dropped=0, fill=0.750, balance=1.000)"

@@ -142,20 +142,6 @@ def test_padding_rows(batch_samples, share, multiple):
 
 @settings(max_examples=20)
 @given(batches(), st.booleans(), st.none() | st.integers(1, 9))
-def test_gradients_of_unpacked_tokens_meet_at_the_rows(batch_samples, share, multiple):
-    batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
-    x = torch.randn(len(batch.input_ids), 3, requires_grad=True)
-    pieces = batch.unpack_tokens(x)
-    assert torch.equal(torch.cat(pieces), x[batch.token_rows])
-    weights = [torch.randn_like(p) for p in pieces]
-    (grad,) = torch.autograd.grad(pieces, x, weights)
-    expected = np.zeros(x.shape, dtype=np.float32)
-    np.add.at(expected, batch.token_rows.numpy(), torch.cat(weights).numpy())
-    assert torch.equal(grad, torch.from_numpy(expected))
-
-
-@settings(max_examples=20)
-@given(batches(), st.booleans(), st.none() | st.integers(1, 9))
 def test_vision_rows_name_the_feature_of_each_row(batch_samples, share, multiple):
     batch = mp.pack(batch_samples, share_prefix=share, pad_to_multiple_of=multiple)
     source = [-1] * len(batch.input_ids)
@@ -225,6 +211,8 @@ def test_what_describes_the_samples():
     assert batch.stats["media"] == 2 and batch.stats["media_occurrences"] == 6
     assert batch.stats["patches"] == 24 + 32
     assert batch.stats["tokens_unshared"] == len(a) + len(b) + 1
+    apart = make_sample([("text", [1]), ("response", [2]), ("text", [3]), ("response", [4])])
+    assert mp.pack([apart]).loss_token_index.tolist() == [1, 3]
 
 
 @settings(max_examples=20)

@@ -32,9 +32,7 @@ def longest_first(costs, ranks):
 
 
 @given(
-    st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=40),
-    st.integers(1, 9),
-    st.booleans(),
+    st.lists(st.integers(0, 50) | st.floats(0, 1e9), max_size=40), st.integers(1, 9), st.booleans()
 )
 def test_every_item_is_on_one_rank(costs, ranks, equal_counts):
     parts = balance(costs, ranks, equal_counts)

@@ -18,13 +18,7 @@ from mmpack.errors import (
     kind_of,
 )
 from mmpack.losses.advantages import GROUP_ADVANTAGES
-from mmpack.losses.advantages.torch import (
-    leave_one_out,
-    pass_at_k,
-    scaled,
-    spread,
-    standardised,
-)
+from mmpack.losses.advantages.torch import leave_one_out, pass_at_k, scaled, spread, standardised
 from mmpack.losses.samples import check_column, check_finite
 from mmpack.ops.custom_op import by_backend, define_op
 from mmpack.ops.inputs import can_look_at, check_are_tensors

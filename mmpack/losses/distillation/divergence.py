@@ -98,12 +98,7 @@ def cut(values: Tensor, kind: Kind, tail: Tail, max_divergence: float | None) ->
 
 
 def check_options(
-    what: str,
-    kind: Any,
-    tail: Any,
-    beta: Any,
-    min_logprob: Any,
-    max_divergence: Any,
+    what: str, kind: Any, tail: Any, beta: Any, min_logprob: Any, max_divergence: Any
 ) -> Options:
     """The options of a call. Raises ArgumentError for unknown names and numbers out of their range."""
     check_name(what, "kind", kind, get_args(Kind))

@@ -17,11 +17,7 @@ from torch import Tensor
 
 from mmpack.errors import ArgumentError, LossWarning, callers_level, check_name, check_number
 from mmpack.losses.aggregate import SAMPLE_MEAN, Aggregation, Total, denominator
-from mmpack.losses.correction import (
-    Correction,
-    CorrectionLevel,
-    check_correction,
-)
+from mmpack.losses.correction import Correction, CorrectionLevel, check_correction
 from mmpack.losses.kl import KLKind, check_kl_kind
 from mmpack.losses.policy import POLICY_LOSS
 from mmpack.losses.policy.call import METRICS, Columns, Options, outputs_of

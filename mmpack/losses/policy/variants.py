@@ -93,9 +93,8 @@ class Variant:
     of_sample: bool = False  # the ratio is of the whole sample
     of_log: bool = False  # the clip bounds the ratio's logarithm: [-clip_low, clip_high]
     per_sample: bool = False  # advantages are of samples only
-    refuses: Mapping[str, str] = field(
-        default_factory=dict
-    )  # options, with why and what to do instead
+    # options, with why and what to do instead
+    refuses: Mapping[str, str] = field(default_factory=dict)
 
 
 VARIANTS: dict[str, Variant] = {

@@ -138,12 +138,13 @@ def _collect(
         rows = [row for row in rows if row[1] in weights]
         on_device = [(own, x) for own, x in on_device if own in weights]
     columns: list[list[Any]] = list(map(list, zip(*rows, strict=True))) or [[] for _ in range(4)]
-    if set(map(type, columns[3])) - {float} or not np.isfinite(columns[3]).all():
+    whose, own_names, scopes, values = columns
+    if set(map(type, values)) - {float} or not np.isfinite(values).all():
         fix = "pass a finite number, or leave the score out"
         for b, own, _, value in rows:
             check_number(what, f"{own!r} of sample {batch.sample_ids[b]!r}", value, fix=fix)
-        columns[3] = list(map(float, columns[3]))
-    return _Given(*columns, on_device, names)
+        values = list(map(float, values))
+    return _Given(whose, own_names, scopes, values, on_device, names)
 
 
 def _scores(what: str, sample: int, item: Any, of: type) -> list[Any]:

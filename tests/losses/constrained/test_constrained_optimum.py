@@ -10,12 +10,7 @@ import torch
 from scipy import optimize
 
 import mmpack as mp
-from mmpack.losses.constrained import (
-    PID,
-    LagrangeMultiplier,
-    Rewards,
-    constrained_advantages,
-)
+from mmpack.losses.constrained import PID, LagrangeMultiplier, Rewards, constrained_advantages
 
 R = np.array([1.0, 0.7, 0.4, 0.0])
 C = np.array([1.0, 0.5, 0.2, 0.0])
