@@ -327,6 +327,8 @@ def test_padding_in_ids(before, after, where):
     assert report.first.index == (0 if before else len(left))
     check(around(left, (PAD,) * 2, (PAD,) * 3), right, "padding_in_ids")
     check(right, copy.deepcopy(right))
+    more = around(left, (PAD,) * 5)
+    check(around(left, (PAD,) * 2), more, "padding_in_ids", "train pad ids: 3 on the left")
 
 
 def test_padding_in_ids_beside_other_causes():
@@ -619,6 +621,9 @@ def test_loss_mask_shift():
     ):
         assert mp.compare([left], [spans(left, *moved)]).first.cause == "loss_mask_shift"
         assert "loss_mask_shift" in mp.compare([spans(left, *moved)], [left]).causes
+    wrong = spans(left, (a, b + 3), (c, d))
+    check(left, wrong, "loss_mask_shift")
+    check(wrong, other(wrong), "loss_mask_shift", "MM204 in both sides")
 
 
 def test_turns_and_holes_that_one_loss_leaves_out():

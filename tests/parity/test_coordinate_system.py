@@ -25,7 +25,7 @@ def made(system, recorded="its own", boxes=BOXES, field="bbox_targets", rounded=
     sample = make_sample([("text", [5]), *shown, ("response", [6, 7, 8])])
     for medium in sample.media:
         medium.size = medium.decoded_size = ORIGINAL
-    numbers = [convert(box, "original_pixels", system, sizes_of(sample)) for box in boxes]
+    numbers = [convert(box, "original_pixels", system, sizes_of(sample, 0)) for box in boxes]
     numbers = [as_floats(as_written(n, system) if rounded else n) for n in numbers]
     if field == "bbox_targets":
         sample.bbox_targets = [mp.BboxTarget(n, 0) for n in numbers]
