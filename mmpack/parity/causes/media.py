@@ -131,9 +131,9 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
             if medium.modality == "audio" and chunks:  # its mark stands before the video
                 opened = min(opened, chunks[0] - 1)
             evidence = f"{counts}: {other.name} lacks {names} of {side.name}"
-            both_shown = (picture, "no such medium")[:: 1 if k == 0 else -1]
+            one, two = (picture, "no such medium")[:: 1 if k == 0 else -1]
             at = max(opened - 1, 0)  # with the token that opens the medium
-            yield Hit("dropped_image", "media", evidence, *both_shown, lost[0], at=at)
+            yield Hit("dropped_image", "media", evidence, one, two, lost[0], at=at)
 
 
 def _in_its_place(side: Side, other: Side, lost: int, partners: dict[int, int]) -> int | None:
@@ -174,9 +174,9 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         nth = shown[k][: left_out[0]].count(shown[k][left_out[0]])
         counts = [shown[n].count(shown[k][left_out[0]]) for n in (0, 1)]
         evidence = f"{other.name} lacks occurrence {nth + 1} of media[{match[k]}] of {side.name}"
-        times = (f"shown {count} times" for count in counts)
+        one, two = (f"shown {count} times" for count in counts)
         at = max(starts[nth] - 1, 0) if nth < len(starts) else 0
-        yield Hit("dropped_image", "media", evidence, *times, match[0], at=at)
+        yield Hit("dropped_image", "media", evidence, one, two, match[0], at=at)
 
 
 def _pictures(media: list[Medium]) -> list[list[int]]:

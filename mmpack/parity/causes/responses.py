@@ -340,5 +340,5 @@ def text_hit(pair: Pair, cause: str, left: TextCut, right: TextCut, evidence: st
     start = int(tokens[left[0]]) if left[0] < len(tokens) else len(pair.left)
     stop = int(tokens[left[1] - 1]) + 1 if left[0] < left[1] else start
     cuts = zip(pair.text_ids, (left, right), strict=True)
-    shown = (show_ids(ids[slice(*cut)]) for ids, cut in cuts)
-    return Hit(cause, "input_ids", evidence, *shown, start, (start, stop), start)
+    one, two = (show_ids(ids[slice(*cut)]) for ids, cut in cuts)
+    return Hit(cause, "input_ids", evidence, one, two, start, (start, stop), start)

@@ -115,8 +115,8 @@ def setting_hits(pair: Pair) -> list[Hit]:
             cause = _of_policy(pair)
         of.setdefault(cause, []).append(path)
     for cause, paths in of.items():
-        shown = (f"{paths[0]} {show(value)}" for value in unlike[paths[0]])
-        hits.append(Hit(cause, "processor", _evidence(paths, unlike), *shown))
+        one, two = (f"{paths[0]} {show(value)}" for value in unlike[paths[0]])
+        hits.append(Hit(cause, "processor", _evidence(paths, unlike), one, two))
     return hits
 
 
