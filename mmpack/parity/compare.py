@@ -203,18 +203,10 @@ def _nearest(token: int | None, hits: list[Hit]) -> Hit | None:
 
 
 def _finding(sample: Sample, shown: Difference | Hit, hit: Hit | None, fix: str = "") -> Finding:
-    return Finding(
-        sample_id=sample.sample_id,
-        field=shown.field,
-        index=shown.index,
-        span=shown.span,
-        left=shown.left,
-        right=shown.right,
-        cause=hit.cause if hit else UNKNOWN,
-        evidence=hit.evidence if hit else "nothing recorded says why",
-        fix=(hit.fix if hit else "") or fix,
-        frames=hit.frames if hit else None,
-    )
+    place = sample.sample_id, shown.field, shown.index, shown.span, shown.left, shown.right
+    if hit is None:
+        return Finding(*place, UNKNOWN, "nothing recorded says why", fix)
+    return Finding(*place, hit.cause, hit.evidence, hit.fix or fix, hit.frames)
 
 
 def _key(item: Finding | Hit) -> tuple[str, Any]:
@@ -304,17 +296,10 @@ class _Tally:
     def unpaired(self, item: Missing, in_memory: bool) -> None:
         self.missing[item.side] += 1
         there = {"rollout": ("no such sample", "a sample"), "train": ("a sample", "no such sample")}
-        finding = Finding(
-            sample_id=item.sample_id,
-            field="sample_id",
-            index=None,
-            span=None,
-            left=there[item.side][0],
-            right=there[item.side][1],
-            cause=UNKNOWN,
-            evidence=f"{item.side} has no sample of this id",
-            fix="Compare traces of the same samples, under the same sample_id on both sides.",
-        )
+        evidence = f"{item.side} has no sample of this id"
+        fix = "Compare traces of the same samples, under the same sample_id on both sides."
+        place = item.sample_id, "sample_id", None, None, *there[item.side]
+        finding = Finding(*place, UNKNOWN, evidence, fix)
         self.causes[UNKNOWN] += 1
         self._keep(self.unmatched, item.ordinal, [finding])
         sample = item.sample

@@ -128,38 +128,6 @@ def test_a_picture_that_may_have_been_cut_or_padded_is_unknown(size):
     assert "possible" not in report.first.evidence
 
 
-def test_exif_rotation():
-    left = episode(grid=(1, 8, 6))
-    right = handed(episode(grid=(1, 6, 8)), size=(480, 640))
-    check(left, right, "unknown", "possible: exif_rotation")
-    for sample in (left, right):
-        sample.media[0].exif_orientation = 6
-    check(left, right, "exif_rotation")
-    check(left, handed(other(left), size=(480, 640)), "exif_rotation")
-    turned = handed(other(right), content_hash="2" * 64, cache_key="3" * 64)  # both sides turned
-    assert "exif_rotation" not in check(right, turned, "unknown").first.evidence
-
-
-def test_alpha():
-    left, right = episode(), handed(episode(), mode="RGBA")
-    left.media[0].mode = "RGBA"
-    check(left, right, "unknown", "possible: alpha")
-    right.media[0].file_hash = "e" * 64
-    check(left, right, "unknown", "possible: alpha, jpeg_reencode")
-    check(episode(), handed(episode()), "unknown")
-    right.media[0].file_hash = "f" * 64
-    flat = {"white": look(), "black": look(1)}
-    seen(left.media[0], look(), transparent=True, flattened=flat)
-    seen(right.media[0], look(1), transparent=True, flattened=flat)
-    check(left, right, "alpha")
-    others = {"white": look(2), "black": look(3)}
-    seen(right.media[0], look(2), transparent=True, flattened=others)  # another picture
-    check(left, right, "unknown")
-    for sample in (left, right):
-        seen(sample.media[0], look(), transparent=False)  # 255 everywhere
-    assert "alpha" not in check(left, right, "unknown").first.evidence
-
-
 @pytest.mark.parametrize(
     ("was", "becomes", "cause"),
     [
@@ -327,6 +295,8 @@ def test_padding_in_ids(before, after, where):
     assert report.first.index == (0 if before else len(left))
     check(around(left, (PAD,) * 2, (PAD,) * 3), right, "padding_in_ids")
     check(right, copy.deepcopy(right))
+    more = around(left, (PAD,) * 5)
+    check(around(left, (PAD,) * 2), more, "padding_in_ids", "train pad ids: 3 on the left")
 
 
 def test_padding_in_ids_beside_other_causes():
@@ -619,6 +589,9 @@ def test_loss_mask_shift():
     ):
         assert mp.compare([left], [spans(left, *moved)]).first.cause == "loss_mask_shift"
         assert "loss_mask_shift" in mp.compare([spans(left, *moved)], [left]).causes
+    wrong = spans(left, (a, b + 3), (c, d))
+    check(left, wrong, "loss_mask_shift")
+    check(wrong, other(wrong), "loss_mask_shift", "MM204 in both sides")
 
 
 def test_turns_and_holes_that_one_loss_leaves_out():

@@ -97,6 +97,9 @@ def test_what_lines_say_of_fields():
     left[0].processor = {"image": {f"a{i}": i for i in range(500)}}
     lines = compare(left[:1], right).lines()
     assert len(lines) < 20 and max(map(len, lines)) <= 120
+    limits = [settings(image={"max_pixels": 50176 + k}) for k in (0, 1)]  # one cause, two evidences
+    right = [episode(grid=(1, 4, 4), sample_id=f"s{k}", processor=limits[k]) for k in (0, 1)]
+    assert compare(planted(2)[0], right).lines().count("max_pixels in 2 samples:") == 1
 
 
 # ---- out of JSON -----------------------------------------------------------------------------------

@@ -258,34 +258,6 @@ def test_clock(seconds):
     assert edges == ["0:00.000", "0:59.999", "1:00.000", "60:00.000", "0:00.000"]
 
 
-def test_any_two_changes(video):
-    medium = video.media[0]
-    stamps = medium.frame_timestamps
-    changes = [
-        {},
-        {"frame_indices": medium.frame_indices + 1},
-        {"frame_indices": medium.frame_indices[::-1].copy()},
-        {"frame_timestamps": tuple(1.3 * t for t in stamps)},
-        {"frame_timestamps": stamps[:-1]},
-        {"frame_timestamps": (-1.0, *stamps[1:])},
-        {"content_hash": ELSE},
-        {"size": medium.size[::-1]},
-        {"decoded_size": medium.decoded_size[::-1]},
-        {"total_frames": 139},
-        {"fps": 30.0},
-        {"frame_indices": None},
-        {"frame_indices": None, "frame_timestamps": None, "total_frames": None},
-    ]
-    left, right = [], []
-    for i, (one, two) in enumerate((a, b) for a in changes for b in changes):
-        for side, fields in ((left, one), (right, two)):
-            side.append(changed(video, **fields))
-            side[-1].sample_id = f"video-{i}"
-    report = mp.compare(left, right, max_findings=10**6)
-    named = {"frame_sampling", "frame_pixels", "video_rotation", "video_metadata"}
-    assert named <= set(report.causes) and any(f.frames for f in report.findings)
-
-
 # ---- a clip in an episode: sizes, rates, positions -------------------------------------------------
 
 

@@ -28,15 +28,18 @@ def same_medium(a: Medium, b: Medium) -> bool:
         and tuple(a.grid_thw) == tuple(b.grid_thw)
         and a.modality == b.modality
         and a.num_tokens == b.num_tokens
-        and not differ(a.content_hash, b.content_hash)
-        and not differ(a.size, b.size)
-        and not any(differ(getattr(a, name), getattr(b, name)) for name in OF_MODALITY[a.modality])
+        and not differing(a, b, *MEDIA_FIELDS, *OF_MODALITY[a.modality])
     )
 
 
 def differ(a: object, b: object) -> bool:
     """Both recorded, and not equal."""
     return a is not None and b is not None and not same_value(a, b)
+
+
+def differing(a: Medium, b: Medium, *names: str) -> list[str]:
+    """Those of the fields that both recorded, and that differ."""
+    return [name for name in names if differ(getattr(a, name), getattr(b, name))]
 
 
 def both(a: Medium, b: Medium, name: str) -> str:

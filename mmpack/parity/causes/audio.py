@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmpack.parity.causes.alike import Cause, both, differ, known_as_one, other_keys
+from mmpack.parity.causes.alike import Cause, both, differ, differing, known_as_one, other_keys
 from mmpack.parity.causes.pair import Pair, possible
 from mmpack.parity.causes.settings import decisive, settings_of
 from mmpack.parity.fixes import UNKNOWN
@@ -34,7 +34,7 @@ def audio_causes(pair: Pair, a: Medium, b: Medium) -> Iterator[Cause]:
     if found and differ(a.content_hash, b.content_hash) and not _one_audio(found, a, b):
         found = []
     for cause in found:
-        shown = [both(a, b, n) for n in _SHOWN[cause] if differ(getattr(a, n), getattr(b, n))]
+        shown = [both(a, b, name) for name in differing(a, b, *_SHOWN[cause])]
         settings = settings_of(pair, "audio", cause)
         yield cause, "; ".join([*shown, *([settings] if settings else [])])
     if not found:

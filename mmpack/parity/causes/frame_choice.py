@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmpack.parity.causes.alike import both, differ, known_as_one
+from mmpack.parity.causes.alike import both, differing, known_as_one
 from mmpack.parity.causes.pair import STAMP, Decode, Pair, Side, possible, show, stamp_of
 from mmpack.parity.fixes import UNKNOWN
 from mmpack.parity.frame_difference import Frame, FrameDifference, clock, known, sampling_of
@@ -18,6 +18,8 @@ BY = ("frame_indices", "frame_timestamps")
 FPS_ROUNDING = 5e-4  # relative: 23.98 and 24000/1001 are one rate, 29.97 and 30 are not
 OTHER_CLOCK = 0.1  # seconds; nobody writes times more coarsely
 _FIGURES = ("fps", "total_frames")
+# what makes two sides take other frames or seconds of a video
+OF_SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
 
 def first_frame_difference(pair: Pair, i: int, j: int) -> FrameDifference | None:
@@ -60,7 +62,7 @@ def other_readers(pair: Pair, a: Medium, b: Medium) -> tuple[str, bool] | None:
         sampling_of(side.sample.processor, m) for side, m in zip(pair.sides, (a, b), strict=True)
     )
     readers = [one.get("reader"), two.get("reader")]
-    unlike = [name for name in _FIGURES if differ(getattr(a, name), getattr(b, name))]
+    unlike = differing(a, b, *_FIGURES)
     if None in readers or readers[0] == readers[1] or not unlike or not known_as_one(a, b):
         return None
     only_reader = one | {"reader": None} == two | {"reader": None}

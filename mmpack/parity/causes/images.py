@@ -15,6 +15,7 @@ from mmpack.parity.causes.alike import (
     both,
     differ,
     differently_named,
+    differing,
     known_as_one,
     one_file,
     one_name,
@@ -100,7 +101,7 @@ def _handed(pair: Pair, a: Medium, b: Medium) -> list[Claim]:
 
 def _unproved(a: Medium, b: Medium, claims: list[Claim]) -> Cause:
     open_ = [claim for claim in claims if claim.proved is None]
-    unlike = [n for n in ("size", "decoded_size", "content_hash") if differ(*_of(a, b, n))]
+    unlike = differing(a, b, "size", "decoded_size", "content_hash")
     evidence = "; ".join([both(a, b, n) for n in unlike] or ["height and width of the grids swap"])
     details = [claim.evidence for claim in open_ if claim.evidence]
     if looks.alike(a, b) is False and not any(claim.proved for claim in claims):
@@ -240,7 +241,3 @@ def _bound(size: tuple[int, int], part: Any, other: Any, made: Any) -> bool:
     """Whether the other side's limits give another grid."""
     limits = {name: other[name] for name in ("min_pixels", "max_pixels") if name in other}
     return sizes.grid_of(size, part | limits) != made
-
-
-def _of(a: Medium, b: Medium, name: str) -> tuple[Any, Any]:
-    return getattr(a, name), getattr(b, name)

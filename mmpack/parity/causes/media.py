@@ -9,12 +9,13 @@ from mmpack.parity.causes.alike import (
     both,
     described,
     differ,
+    differing,
     known_as_one,
     one_file,
     same_medium,
 )
 from mmpack.parity.causes.audio import audio_causes
-from mmpack.parity.causes.frame_choice import first_frame_difference, unlike_stamps
+from mmpack.parity.causes.frame_choice import OF_SECONDS, first_frame_difference, unlike_stamps
 from mmpack.parity.causes.images import image_causes
 from mmpack.parity.causes.looks import alike
 from mmpack.parity.causes.pair import Decode, Hit, Pair, Side, possible, stamp_of, view_of
@@ -25,14 +26,7 @@ from mmpack.parity.frame_difference import FrameDifference
 from mmpack.schema.media import Medium
 
 # what the first differing frame belongs to
-_OF_FRAMES = (
-    "frame_sampling",
-    "fps_missing",
-    "video_reader",
-    "video_metadata",
-    "frame_pixels",
-    UNKNOWN,
-)
+_OF_FRAMES = (*OF_SECONDS, "frame_pixels", UNKNOWN)
 
 _OF_PIXELS = ("alpha", "jpeg_reencode")  # what no size, and so no token, follows from
 
@@ -104,19 +98,13 @@ def _subsequence(
 def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]:
     left, right = pair.left.sample.media, pair.right.sample.media
     counts = f"{len(left)} media against {len(right)}"
+    shown_counts = f"{len(left)} media", f"{len(right)} media"
     if matches is None:
         at = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if _other(a, b)), 0)
         start = pair.left.start_of(at) or 0
-        yield Hit(
-            cause=UNKNOWN,
-            field="media",
-            evidence=f"{counts}, and neither list is the other with some left out; "
-            + possible("dropped_image", "cache_key"),
-            left=f"{len(left)} media",
-            right=f"{len(right)} media",
-            index=at,
-            at=start,
-        )
+        evidence = f"{counts}, and neither list is the other with some left out; "
+        evidence += possible("dropped_image", "cache_key")
+        yield Hit(UNKNOWN, "media", evidence, *shown_counts, at, at=start)
         return
     for k, (side, other) in enumerate((pair.sides, pair.sides[::-1])):
         pictures = {i: group for group in _pictures(side.sample.media) for i in group}
@@ -124,21 +112,14 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
         lost = [i for i in range(len(side.sample.media)) if i not in kept]
         if lost and len(side.occurrences) == len(other.occurrences) >= len(side.sample.media):
             shown = _in_its_place(side, other, lost[0], {m[1 - k]: m[k] for m in matches})
-            swapped = f"{counts}: {other.name} lacks media[{lost[0]}] of {side.name}, and shows "
-            yield Hit(
-                cause=UNKNOWN if shown is None else "media_order",
-                field="media",
-                evidence=swapped
-                + (
-                    f"another in its place; {possible('media_order', 'cache_key')}"
-                    if shown is None
-                    else f"{side.name}'s media[{shown}] in its place"
-                ),
-                left=f"{len(left)} media",
-                right=f"{len(right)} media",
-                index=lost[0],
-                at=side.start_of(lost[0]) or 0,
-            )
+            evidence = f"{counts}: {other.name} lacks media[{lost[0]}] of {side.name}, and shows "
+            if shown is None:
+                evidence += f"another in its place; {possible('media_order', 'cache_key')}"
+            else:
+                evidence += f"{side.name}'s media[{shown}] in its place"
+            cause = UNKNOWN if shown is None else "media_order"
+            at = side.start_of(lost[0]) or 0
+            yield Hit(cause, "media", evidence, *shown_counts, lost[0], at=at)
         elif lost:
             medium = side.sample.media[lost[0]]
             names = ", ".join(f"media[{i}]" for i in lost[:4])
@@ -149,15 +130,10 @@ def _missing(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterator[Hit]
             chunks = [s.start for s in side.sample.modality_spans if s.chunk is not None]
             if medium.modality == "audio" and chunks:  # its mark stands before the video
                 opened = min(opened, chunks[0] - 1)
-            yield Hit(
-                cause="dropped_image",
-                field="media",
-                evidence=f"{counts}: {other.name} lacks {names} of {side.name}",
-                left=picture if k == 0 else "no such medium",
-                right="no such medium" if k == 0 else picture,
-                index=lost[0],
-                at=max(opened - 1, 0),  # with the token that opens the medium
-            )
+            evidence = f"{counts}: {other.name} lacks {names} of {side.name}"
+            one, two = (picture, "no such medium")[:: 1 if k == 0 else -1]
+            at = max(opened - 1, 0)  # with the token that opens the medium
+            yield Hit("dropped_image", "media", evidence, one, two, lost[0], at=at)
 
 
 def _in_its_place(side: Side, other: Side, lost: int, partners: dict[int, int]) -> int | None:
@@ -197,15 +173,10 @@ def _fewer_showings(pair: Pair, matches: list[tuple[int, int]] | None) -> Iterat
         starts = [o.start for o in side.occurrences if o.media_index == match[k]]
         nth = shown[k][: left_out[0]].count(shown[k][left_out[0]])
         counts = [shown[n].count(shown[k][left_out[0]]) for n in (0, 1)]
-        yield Hit(
-            cause="dropped_image",
-            field="media",
-            evidence=f"{other.name} lacks occurrence {nth + 1} of media[{match[k]}] of {side.name}",
-            left=f"shown {counts[0]} times",
-            right=f"shown {counts[1]} times",
-            index=match[0],
-            at=max(starts[nth] - 1, 0) if nth < len(starts) else 0,
-        )
+        evidence = f"{other.name} lacks occurrence {nth + 1} of media[{match[k]}] of {side.name}"
+        one, two = (f"shown {count} times" for count in counts)
+        at = max(starts[nth] - 1, 0) if nth < len(starts) else 0
+        yield Hit("dropped_image", "media", evidence, one, two, match[0], at=at)
 
 
 def _pictures(media: list[Medium]) -> list[list[int]]:
@@ -303,12 +274,7 @@ def _cache_keys(pair: Pair) -> Iterator[Hit]:
         if b.cache_key not in mine:
             continue
         i, a = mine[b.cache_key]
-        unlike = [
-            name
-            for name in ("content_hash", "grid_thw")
-            if differ(getattr(a, name), getattr(b, name))
-        ]
-        if unlike:
+        if unlike := differing(a, b, "content_hash", "grid_thw"):
             evidence = f"{_one_key(i, j)}, " + "; ".join(both(a, b, name) for name in unlike)
             yield _hit("cache_key", evidence, a, b, i)
 

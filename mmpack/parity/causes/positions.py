@@ -10,6 +10,7 @@ import numpy as np
 
 from mmpack.errors import MmpackError
 from mmpack.layout.mrope import grids_of_media, mrope_positions
+from mmpack.parity.causes.frame_choice import OF_SECONDS
 from mmpack.parity.causes.pair import Hit, Pair, Side, possible
 from mmpack.parity.fixes import UNKNOWN
 
@@ -27,8 +28,6 @@ class Fit:
 _OFFSET = "offset"
 MOST_OPTIONS = 64  # of seconds, video by video
 MOST_GAP = 2  # what is more may be another thing than a count behind a medium that is off by one
-# what makes the two sides record other seconds
-_SECONDS = ("fps_missing", "video_reader", "video_metadata", "frame_sampling")
 
 
 def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list[Hit]:
@@ -44,7 +43,7 @@ def position_hits(pair: Pair, media: list[Hit], recounted: bool = False) -> list
         pairs = list(product(*fits))
         least = min(_unlike(*fit) for fit in pairs)
         readings = [_fit_hits(pair, media, *fit) for fit in pairs if _unlike(*fit) == least]
-        of_media = [hits for hits in readings if any(hit.cause in _SECONDS for hit in hits)]
+        of_media = [hits for hits in readings if any(hit.cause in OF_SECONDS for hit in hits)]
         readings = of_media or readings  # what the media show comes first
         if recounted:
             readings = [[h for h in hits if not h.left.startswith(_OFFSET)] for hits in readings]
@@ -69,7 +68,7 @@ def _fit_hits(pair: Pair, media: list[Hit], a: Fit, b: Fit) -> list[Hit]:
     if a.steps != b.steps:
         steps = [", ".join(f"{s:g}" for s in fit.steps[:4]) for fit in (a, b)]
         evidence = f"temporal steps that fit: rollout {steps[0]}, train {steps[1]}"
-        of_media = [h.cause for h in media if h.cause in _SECONDS]
+        of_media = [h.cause for h in media if h.cause in OF_SECONDS]
         follows = a.recorded and b.recorded and a.rate == b.rate and of_media
         cause = of_media[0] if follows else "second_per_grid_ts"
         hits.append(_hit(cause, evidence, f"steps {steps[0]}", f"steps {steps[1]}"))

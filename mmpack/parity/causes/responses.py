@@ -339,13 +339,6 @@ def text_hit(pair: Pair, cause: str, left: TextCut, right: TextCut, evidence: st
     tokens = pair.text_tokens[0]
     start = int(tokens[left[0]]) if left[0] < len(tokens) else len(pair.left)
     stop = int(tokens[left[1] - 1]) + 1 if left[0] < left[1] else start
-    return Hit(
-        cause=cause,
-        field="input_ids",
-        evidence=evidence,
-        left=show_ids(pair.text_ids[0][slice(*left)]),
-        right=show_ids(pair.text_ids[1][slice(*right)]),
-        index=start,
-        span=(start, stop),
-        at=start,
-    )
+    cuts = zip(pair.text_ids, (left, right), strict=True)
+    one, two = (show_ids(ids[slice(*cut)]) for ids, cut in cuts)
+    return Hit(cause, "input_ids", evidence, one, two, start, (start, stop), start)

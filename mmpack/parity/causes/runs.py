@@ -232,16 +232,10 @@ def _by_rule(
 
 def _broken(cause: str, problem: Problem, where: str, shown: tuple[str, str]) -> Hit:
     start = problem.span[0] if problem.span else None
-    return Hit(
-        cause=cause,
-        field=problem.field.partition("[")[0],
-        evidence=f"{problem.code} in {where}: {problem.field} {problem.message}",
-        left=shown[0],
-        right=shown[1],
-        index=start,
-        span=problem.span,
-        fix=f"{problem.fix[0].upper()}{problem.fix[1:]}." if cause == UNKNOWN else "",
-    )
+    field = problem.field.partition("[")[0]
+    evidence = f"{problem.code} in {where}: {problem.field} {problem.message}"
+    fix = f"{problem.fix[0].upper()}{problem.fix[1:]}." if cause == UNKNOWN else ""
+    return Hit(cause, field, evidence, *shown, start, problem.span, fix=fix)
 
 
 def _cause(side: Side, problem: Problem) -> str:

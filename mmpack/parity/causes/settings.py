@@ -114,16 +114,10 @@ def setting_hits(pair: Pair) -> list[Hit]:
         if path == f"{SAMPLING}policy" and not hits:
             cause = _of_policy(pair)
         of.setdefault(cause, []).append(path)
-    return hits + [
-        Hit(
-            cause=cause,
-            field="processor",
-            evidence=_evidence(paths, unlike),
-            left=f"{paths[0]} {show(unlike[paths[0]][0])}",
-            right=f"{paths[0]} {show(unlike[paths[0]][1])}",
-        )
-        for cause, paths in of.items()
-    ]
+    for cause, paths in of.items():
+        one, two = (f"{paths[0]} {show(value)}" for value in unlike[paths[0]])
+        hits.append(Hit(cause, "processor", _evidence(paths, unlike), one, two))
+    return hits
 
 
 def _of_policy(pair: Pair) -> str:

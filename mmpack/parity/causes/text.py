@@ -9,6 +9,7 @@ import numpy as np
 
 from mmpack.layout.runs import true_runs
 from mmpack.parity.causes.cut import cut_at_left
+from mmpack.parity.causes.frame_choice import OF_SECONDS
 from mmpack.parity.causes.pair import (
     Decode,
     Hit,
@@ -62,8 +63,7 @@ def _timestamp(pair: Pair, media: list[Hit], left: TextCut, right: TextCut) -> b
     Or that it may be another video.
     """
     if not any(
-        hit.cause
-        in ("fps_missing", "video_reader", "video_metadata", "frame_sampling", "timestamp_rounding")
+        hit.cause in (*OF_SECONDS, "timestamp_rounding")
         or (hit.cause == UNKNOWN and hit.index in pair.left.videos_in_text)
         for hit in media
     ):

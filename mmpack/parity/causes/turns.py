@@ -95,16 +95,8 @@ def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
         + ", ".join(str(k + 1) for k in order[:8])
     )
     shown = f"turn {first + 1}", f"turn {order.index(first) + 1} of rollout"
-    hit = Hit(
-        cause="turn_order",
-        field="input_ids",
-        evidence=f"{evidence} are rollout's 1, 2, …",
-        left=shown[0],
-        right=shown[1],
-        index=start,
-        span=(start, stop),
-        at=start,
-    )
+    evidence += " are rollout's 1, 2, …"
+    hit = Hit("turn_order", "input_ids", evidence, *shown, start, (start, stop), start)
     right = _reordered(pair.right.sample, parts[1], order)
     media = [k for k, m in enumerate(pair.right.sample.media) if m is not right.media[k]]
     of_media = [replace(hit, field="media", index=k, span=None) for k in media[:1]]

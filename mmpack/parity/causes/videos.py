@@ -16,6 +16,7 @@ from mmpack.parity.causes.alike import (
     both,
     differ,
     differently_named,
+    differing,
     known_as_one,
     one_file,
     other_keys,
@@ -43,7 +44,7 @@ def video_causes(
     """Yield the causes by which a video differs; as possible ones if it may be another file."""
     causes = list(_causes(pair, a, b, frames))
     names = () if one_file(a, b) else ("total_frames", "decoded_size", "file_hash")
-    unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]
+    unlike = differing(a, b, *names)
     if rotated(a, b) and "decoded_size" in unlike:
         unlike.remove("decoded_size")
     if not known_as_one(a, b) and differently_named(a, b):
@@ -122,8 +123,7 @@ def _causes(pair: Pair, a: Medium, b: Medium, frames: FrameDifference | None) ->
         seen = True
     if not seen:
         names = ("fps", "frame_timestamps", "total_frames", "size", "content_hash", "num_tokens")
-        unlike = [name for name in names if differ(getattr(a, name), getattr(b, name))]
-        if unlike:
+        if unlike := differing(a, b, *names):
             yield UNKNOWN, "; ".join(both(a, b, name) for name in unlike) + first
         else:
             yield other_keys(pair, a, b)
