@@ -135,6 +135,7 @@ def test_corrections_and_reducers_of_others():
     plain = step(options("grpo"), rejected, logits)
     torch.testing.assert_close(out, plain[0] / 2)
     torch.testing.assert_close(grad, plain[2] / 2)
+    torch.testing.assert_close(metrics["entropy_loss"], plain[1]["entropy_loss"])
     counted = reduce(torch.full((sum(n for _, n in LENGTHS),), 0.5))
     torch.testing.assert_close(metrics["halves"], counted)
     assert metrics["ois"] > 0

@@ -107,9 +107,11 @@ def test_a_chat_with_a_picture_and_two_answers():
         {"index": 1, "token_ids": [7], "logprobs": None, "finish_reason": "length"},
     ]
     later = [*asked, {"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]
+    last = [*later, {"role": "assistant", "content": "z"}, {"role": "user", "content": "w"}]
     calls = [
         chat(prompt, choices, asked),
         chat([*prompt, 5, 6, 8], [{"token_ids": [9], "finish_reason": "stop"}], later),
+        chat([*prompt, 5, 6, 8, 9, 10], [{"token_ids": [11], "finish_reason": "stop"}], last),
     ]
     calls[1]["response"]["usage"] = {"prompt_tokens_details": {"cached_tokens": 3}}
     (episode,) = to_trajectories([calls], processor(), logprobs_mode="processed_logprobs")
@@ -117,9 +119,10 @@ def test_a_chat_with_a_picture_and_two_answers():
         ("first", None),
         ("sibling", None),
         ("goes_on", 0),
+        ("goes_on", 2),
     ]
     turns = [(t.media[0].cache_key, t.finish_reason, t.source) for t in episode.turns]
-    told = (("tool", "user"), ("length", "user"), ("stop", "tool"))
+    told = (("tool", "user"), ("length", "user"), ("stop", "tool"), ("stop", "user"))
     assert turns == [(shot.cache_key, *of) for of in told]
     assert episode.turns[0].logprobs.tolist() == [-0.5, -1.0]
     assert episode.turns[2].prefix_cached_tokens == 3
@@ -128,7 +131,7 @@ def test_a_chat_with_a_picture_and_two_answers():
     by_url = copy.deepcopy(calls)
     for call in by_url:
         call["request"]["messages"][0]["content"][0]["image_url"]["url"] = "https://a/b.png"
-    for media in ({"https://a/b.png": drawn(0)}, [[[drawn(0)], [drawn(0)]]]):
+    for media in ({"https://a/b.png": drawn(0)}, [[[drawn(0)]] * 3]):
         (other,) = to_trajectories([by_url], processor(), media=media)
         assert said(other.turns) == said(episode.turns)
 

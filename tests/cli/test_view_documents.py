@@ -63,14 +63,16 @@ def test_a_pack(folder, tmp_path):
     assert "answers.jsonl, the first 3 samples" in html
 
 
-def test_a_micro_batch_of_a_plan(folder, tmp_path):
-    plan = drawn.planned()
-    options = ("answers.jsonl", "--plan", "plan.json", "--bin")
-    for number in range(len(plan.bins)):
-        html, document = written(folder, tmp_path, *options, number)
-        assert document["samples"] == len(plan.bins[number])
-        assert document["rows"] == plan.bin_rows[number]
-        assert f"micro-batch {number} of plan.json" in html
+@pytest.mark.parametrize("share", [True, False])
+def test_a_micro_batch_of_a_plan(folder, tmp_path, share):
+    plan = mp.plan(drawn.answers(), max_tokens=400, share_prefix=share)
+    plan.save(folder / "own.json")
+    options = ("answers.jsonl", "--plan", "own.json", "--bin")
+    number = len(plan.bins) - 1
+    html, document = written(folder, tmp_path, *options, number)
+    assert document["samples"] == len(plan.bins[number]) > 1
+    assert document["rows"] == plan.bin_rows[number]
+    assert f"micro-batch {number} of own.json" in html
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,10 @@ class VllmEngine:
             **_KEPT_SETTINGS.get(kept_from, {}),
         }
         try:
-            text = AutoConfig.from_pretrained(checkpoint).get_text_config()
-            length = max_model_len or min(LONGEST, int(text.max_position_embeddings))
+            length = max_model_len
+            if not length:
+                text = AutoConfig.from_pretrained(checkpoint).get_text_config()
+                length = min(LONGEST, int(text.max_position_embeddings))
             self.llm = vllm.LLM(
                 model=str(checkpoint),
                 dtype=dtype,
