@@ -230,7 +230,7 @@ def rollout(
             if pixels:
                 medium.pixel_values = rng.random((4 * h * w, FAMILY.patch_dim), np.float32)
             media.append(medium)
-            spans.append(mp.ModalitySpan(run.start, run.stop, "image", k))
+            spans.append(mp.schema.ModalitySpan(run.start, run.stop, "image", k))
             at = run.stop + 1 + int(rng.integers(5, 30))
         out.append(
             mp.Sample(

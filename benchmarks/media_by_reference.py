@@ -188,7 +188,7 @@ def sample(prompt: int, response: int, way: str) -> mp.Sample:
         media.append(mp.Medium(name, "image", key, grid, SIDE * SIDE // 4, pixel_values=pixels))
         start = len(ids) + 1
         ids += [151652, *[151655] * (SIDE * SIDE // 4), 151653]
-        spans.append(mp.ModalitySpan(start, len(ids) - 1, "image", k))
+        spans.append(mp.schema.ModalitySpan(start, len(ids) - 1, "image", k))
     answer = np.random.default_rng([prompt, response]).integers(0, 1000, TOKENS)
     loss = [mp.LossSpan(len(ids), len(ids) + TOKENS)]
     whole = np.concatenate([ids, answer])

@@ -163,7 +163,7 @@ def _samples(args: argparse.Namespace, full: bool, unlike: float) -> Iterator[mp
                 family.vision_end_id,
             )
             media.append(medium)
-            spans.append(mp.ModalitySpan(run.start, run.stop, "image", k))
+            spans.append(mp.schema.ModalitySpan(run.start, run.stop, "image", k))
             at = run.stop + 2 + int(rng.integers(1, 20))
         start = int(rng.integers(at, args.tokens - 1))
         if odd[i]:

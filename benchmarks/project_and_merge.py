@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mmpack import Projection, merge_embeddings, project_and_merge
+from mmpack import merge_embeddings
 from mmpack.contracts import TOLERANCES
+from mmpack.ops import Projection, project_and_merge
 from mmpack.ops.embeddings.merge import VisionRows
 from mmpack.ops.rows.inverse import inverse_index
 from mmpack.ops.rows.scatter import scatter_rows

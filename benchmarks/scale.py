@@ -152,11 +152,12 @@ def blobs() -> Iterator[dict[str, Any]]:
 def letters() -> Iterator[dict[str, Any]]:
     count = 256
     dead = [
-        mp.DeadLetter("MM402", "too long", f"samples[{i}]", s) for i, s in enumerate(samples(count))
+        mp.schema.DeadLetter("MM402", "too long", f"samples[{i}]", s)
+        for i, s in enumerate(samples(count))
     ]
     with tempfile.TemporaryDirectory() as folder:
         paths = iter(Path(folder) / f"{k}.jsonl" for k in range(RUNS))
-        ms = cpu_ms(lambda: mp.DeadLetters(next(paths)).add(dead))
+        ms = cpu_ms(lambda: mp.schema.DeadLetters(next(paths)).add(dead))
         yield row("dead letter", count, ms, (Path(folder) / "0.jsonl").stat().st_size)
 
 

@@ -99,7 +99,7 @@ def measure(
         return once
 
     def fused() -> Tensor:
-        lists = mp.linear_listed_logprobs(hidden, weight, targets, teachers).lists
+        lists = mp.ops.linear_listed_logprobs(hidden, weight, targets, teachers).lists
         return mp.distillation_loss(lists, teachers, cu).loss
 
     def sampled() -> Tensor:
@@ -129,7 +129,7 @@ def measure(
     with torch.no_grad():
         forwards = gpu.in_turn(
             [
-                lambda: mp.linear_listed_logprobs(hidden, weight, targets, teachers),
+                lambda: mp.ops.linear_listed_logprobs(hidden, weight, targets, teachers),
                 lambda: mp.linear_selected_logprobs(hidden, weight, targets),
             ],
             5,
@@ -139,7 +139,7 @@ def measure(
 
     def divergence() -> None:
         leaf.grad = None
-        mp.teacher_divergence(leaf, first).sum().backward()
+        mp.losses.teacher_divergence(leaf, first).sum().backward()
 
     alone = gpu.milliseconds(divergence, ahead=True)
     # Read: both logprobs; written: derivatives. Backward: those again, and the gradient.
@@ -206,7 +206,7 @@ def step(
     hidden: Tensor, weight: Tensor, targets: Tensor, teachers: dict[str, ScoredSupport]
 ) -> tuple[Any, ...]:
     leaves = [x.detach().clone().requires_grad_() for x in (hidden, weight)]
-    lists = mp.linear_listed_logprobs(*leaves, targets, teachers).lists
+    lists = mp.ops.linear_listed_logprobs(*leaves, targets, teachers).lists
     loss = mp.distillation_loss(lists, teachers, cu_loss(len(targets))).loss
     return lists, *torch.autograd.grad(loss, leaves)
 
@@ -219,7 +219,7 @@ def errors(
     sums = [(x @ part.double().T).logsumexp(-1) for part in weight.split(16_384)]
     total = torch.stack(sums).logsumexp(0)
     few = {n: own[:CHECKED] for n, own in teachers.items()}
-    got = mp.linear_listed_logprobs(hidden[:CHECKED], weight, targets[:CHECKED], few).lists
+    got = mp.ops.linear_listed_logprobs(hidden[:CHECKED], weight, targets[:CHECKED], few).lists
     worst = 0.0
     for name, own in few.items():
         tokens = tokens_of(own)

@@ -49,7 +49,7 @@ def scene():
     box = mp.grounding.convert((x0, y0, x1, y1), "original_pixels", system, sizes)
     question = {"type": "text", "text": f"Where is the {name} box?"}
     messages = [{"role": "user", "content": [{"type": "image", "image": image}, question]}]
-    return messages, mp.BboxTarget(tuple(map(float, box)), media_index=0)
+    return messages, mp.schema.BboxTarget(tuple(map(float, box)), media_index=0)
 
 
 def samples_of(scenes):

@@ -10,21 +10,10 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from mmpack.errors import MmpackWarning
+from mmpack.errors import DeprecatedWarning
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class DeprecatedWarning(MmpackWarning, FutureWarning):
-    """A name or an argument of mmpack goes in a later version. FutureWarning, since Python hides DeprecationWarning
-    from all but the script itself.
-
-    Example:
-        >>> import warnings, mmpack as mp
-        >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("error", mp.DeprecatedWarning)  # in your tests: learn of it early
-    """
 
 
 class Deprecation(NamedTuple):

@@ -106,6 +106,17 @@ class MmpackWarning(UserWarning):
     """
 
 
+class DeprecatedWarning(MmpackWarning, FutureWarning):
+    """A name or an argument of mmpack goes in a later version. FutureWarning, since Python hides DeprecationWarning
+    from all but the script itself.
+
+    Example:
+        >>> import warnings, mmpack as mp
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", mp.errors.DeprecatedWarning)  # in your tests: learn of it early
+    """
+
+
 class GroupWarning(MmpackWarning):
     """Each sample is alone in its group: its advantage is 0, and nothing is learned."""
 
@@ -120,6 +131,13 @@ class TemplateWarning(MmpackWarning):
 
 class UnwrittenWarning(MmpackWarning, RuntimeWarning):
     """A file can't be written (a full disk, no rights): what it would have kept is made again, or waits in memory."""
+
+
+__all__ = [
+    name
+    for name, value in globals().items()
+    if isinstance(value, type) and issubclass(value, MmpackError | MmpackWarning)
+]
 
 
 def callers_level() -> int:

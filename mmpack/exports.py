@@ -11,16 +11,22 @@ from mmpack.errors import needs
 
 
 def exports(
-    package: str, homes: Mapping[str, tuple[str, ...]], *, extra: str = "torch"
+    package: str,
+    homes: Mapping[str, tuple[str, ...]],
+    rooms: tuple[str, ...] = (),
+    *,
+    extra: str = "torch",
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of `package`, whose names stand in the modules of `homes`.
+    """`__getattr__`, `__dir__` and `__all__` of `package`: names by the modules that hold them, and packages within it.
 
     What a module lacks to be imported raises MissingExtraError, which names `extra`.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
-    names = sorted(module_of)
+    names = sorted([*module_of, *rooms])
 
     def load(name: str) -> Any:
+        if name in rooms:
+            return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with needs(extra, package):

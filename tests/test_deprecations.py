@@ -24,7 +24,7 @@ def test_a_call_works_and_warns_where_it_stands():
         """Adds."""
         return x + y
 
-    with pytest.warns(mp.DeprecatedWarning) as caught:
+    with pytest.warns(mp.errors.DeprecatedWarning) as caught:
         assert old(1, y=4) == 5
     (warning,) = caught
     assert warning.filename == __file__ and old.__doc__ == "Adds."

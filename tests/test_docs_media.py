@@ -67,5 +67,5 @@ def test_stability():
 
     with warnings.catch_warnings():
         run("docs/stability.md", {})
-        with pytest.raises(mp.DeprecatedWarning):
-            warnings.warn("gone in 0.4", mp.DeprecatedWarning, stacklevel=1)
+        with pytest.raises(mp.errors.DeprecatedWarning):
+            warnings.warn("gone in 0.4", mp.errors.DeprecatedWarning, stacklevel=1)

@@ -213,7 +213,7 @@ def test_packing_and_losses_and_the_gpu_s_page(yours, samples):
 def test_costs(yours, samples, capsys):
     for i, sample in enumerate(samples):
         sample.rewards = [mp.Score("helpful", float(i % 2)), mp.Score("exact", 1.0)]
-        sample.costs = [mp.Cost("harm", float(i == 3)), mp.Cost("format", 0.0)]
+        sample.costs = [mp.schema.Cost("harm", float(i == 3)), mp.schema.Cost("format", 0.0)]
     model = copy.deepcopy(yours["model"])
 
     def logprobs_of(batch):
@@ -343,7 +343,7 @@ def test_the_page_of_teachers(yours, samples, capsys):
     for k, sample in enumerate(samples):
         ids = [np.sort(rng.choice(1000, 4, replace=False)) for _ in sample.loss_indices]
         scores = [np.log(rng.dirichlet(np.ones(5))[:4]) for _ in ids]
-        sample.teachers = {("maths", "code")[k % 2]: mp.Ragged.of(ids, scores)}
+        sample.teachers = {("maths", "code")[k % 2]: mp.schema.Ragged.of(ids, scores)}
     given = {"model": yours["model"], "samples": samples, "advantages": torch.arange(6.0)}
     names = run("docs/teachers.md", given)
     yours["model"].zero_grad()

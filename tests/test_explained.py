@@ -42,7 +42,7 @@ def validated(name: str) -> set[str]:
     """The codes of a file that an example wrote, by the library rather than the command."""
     try:
         return {problem.code for problem in mp.validate(mp.read_trace(name))}
-    except mp.TraceError as error:
+    except mp.errors.TraceError as error:
         return {error.code}
 
 
@@ -112,8 +112,15 @@ def test_the_example_breaks_the_rule_and_the_mended_one_none(code, page_script, 
 
 def test_fields_are_those_of_the_schema():
     """What a text names first exists in a sample, a medium, a span or an argument."""
-    kinds = (mp.Sample, mp.Medium, mp.ModalitySpan, mp.LossSpan, mp.RegionSpan, mp.ActionSpan)
-    kinds += (mp.Score, mp.CodecIds, mp.Ragged)
+    kinds = (
+        mp.Sample,
+        mp.Medium,
+        mp.schema.ModalitySpan,
+        mp.LossSpan,
+        mp.schema.RegionSpan,
+        mp.schema.ActionSpan,
+    )
+    kinds += (mp.Score, mp.schema.CodecIds, mp.schema.Ragged)
     known = {name for kind in kinds for name in kind.__dataclass_fields__}
     for code in RULES:
         if code < "MM4":

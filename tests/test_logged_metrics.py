@@ -65,7 +65,7 @@ def test_micro_batches_give_the_metrics_of_the_step(options):
 
 def test_teachers_are_weighed_by_what_they_speak_of():
     def distilled(lists):
-        teacher = mp.ScoredSupport(
+        teacher = mp.ops.ScoredSupport(
             torch.tensor([0, *np.cumsum([len(x) for x in lists])]),
             torch.arange(sum(map(len, lists))),
             torch.tensor([x for own in lists for x in own]),

@@ -53,11 +53,11 @@ def test_one_category_switches_them_all(tmp_path):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", mp.MmpackWarning)
-        with pytest.raises(mp.GroupWarning, match="alone in its group"):
+        with pytest.raises(mp.errors.GroupWarning, match="alone in its group"):
             mp.group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
         warnings.simplefilter("ignore", mp.MmpackWarning)
         mp.group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
-    assert issubclass(mp.UnwrittenWarning, RuntimeWarning)
+    assert issubclass(mp.errors.UnwrittenWarning, RuntimeWarning)
 
 
 def test_log_lines_are_heard_only_where_logging_is_set_up():

@@ -19,15 +19,15 @@ PAGES = {
     "traces": ("Traces and samples", ("schema", "families")),
     "processors": ("Processors and positions", ("processors", "layout")),
     "plan_and_pack": ("Planning and packing", ("planning", "packing")),
-    "ops": ("Operators", ("ops",)),
-    "losses": ("Losses, advantages and rewards", ("losses",)),
+    "operators": ("Operators", ("ops",)),
+    "losses_and_rewards": ("Losses, advantages and rewards", ("losses",)),
     "compare": ("Parity", ("parity",)),
     "metrics": ("Metrics", ("logged",)),
-    "errors": ("Errors and warnings", ("errors", "deprecated")),
+    "exceptions": ("Errors and warnings", ("errors",)),
 }
 ROOMS = (
-    *("audio", "blobs", "cache", "grounding", "invariant", "planning", "probe", "trajectory"),
-    *("video", "view"),
+    *("audio", "blobs", "cache", "errors", "grounding", "invariant", "losses", "ops", "planning"),
+    *("probe", "schema", "trajectory", "video", "view"),
     *("adapters.transformers", "adapters.torch", "adapters.trl"),
 )
 

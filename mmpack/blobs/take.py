@@ -28,7 +28,7 @@ def take(samples: Sequence[Sample], store: Keeps) -> list[Sample]:
         >>> import tempfile, numpy as np, mmpack as mp
         >>> medium = mp.Medium("m", "image", "ab" * 32, (1, 2, 2), 1, pixel_values=np.ones((4, 1176)))
         >>> ids = np.array([151652, 151655, 151653, 7])
-        >>> spans = [mp.ModalitySpan(1, 2, "image", 0)]
+        >>> spans = [mp.schema.ModalitySpan(1, 2, "image", 0)]
         >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [medium], spans, [mp.LossSpan(3, 4)])
         >>> with tempfile.TemporaryDirectory() as folder, mp.blobs.BlobFolder(folder) as store:
         ...     [lean] = mp.blobs.take([sample], store)

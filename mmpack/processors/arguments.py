@@ -16,7 +16,7 @@ from mmpack.schema.spans import LossSpan
 
 _FIXES = {
     "Score": "[mp.Score(name='accuracy', value=1.0)]",
-    "Cost": "[mp.Cost(name='harm', value=1.0)]",
+    "Cost": "[mp.schema.Cost(name='harm', value=1.0)]",
 }
 _OF_TEMPLATES = (
     *("tools", "documents", "enable_thinking"),

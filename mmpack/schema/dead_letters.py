@@ -102,8 +102,8 @@ class DeadLetters:
     Example:
         >>> import tempfile, mmpack as mp
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     letters = mp.DeadLetters(f"{folder}/dead.jsonl")
-        ...     letters.add(mp.DeadLetter("MM504", "its worker ended with exit code -9", "samples[3]"))
+        ...     letters = mp.schema.DeadLetters(f"{folder}/dead.jsonl")
+        ...     letters.add(mp.schema.DeadLetter("MM504", "its worker ended with exit code -9", "samples[3]"))
         ...     print(len(letters), dict(letters.counts), [x.place for x in letters.read()])
         1 {'MM504': 1} ['samples[3]']
     """

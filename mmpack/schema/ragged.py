@@ -207,7 +207,9 @@ class RaggedSpec(Spec):
         if isinstance(value, Ragged):
             value = {name: getattr(value, name) for name in self._parts(value)}
         if not isinstance(value, dict):
-            why = f"expected an object of lists, in memory an mp.Ragged, found {shown(value)}"
+            why = (
+                f"expected an object of lists, in memory an mp.schema.Ragged, found {shown(value)}"
+            )
             raise trace_error(where, why)
         parts = ["offsets", "ids", *(["logprobs"] if self.scored else [])]
         if missing := [name for name in parts if value.get(name) is None]:
@@ -258,7 +260,7 @@ class TeachersSpec(Spec):
 
     def read(self, value: Any, where: str) -> dict[str, Ragged]:
         if not isinstance(value, dict):
-            why = f"expected an object of teachers, in memory {{name: mp.Ragged}}, found {shown(value)}"
+            why = f"expected an object of teachers, in memory {{name: mp.schema.Ragged}}, found {shown(value)}"
             raise trace_error(where, why)
         if odd := [name for name in value if not isinstance(name, str)]:
             raise trace_error(where, f"has the teacher {shown(odd[0])}, expected a name")

@@ -86,7 +86,9 @@ class RoutesSpec(Spec):
                 raise trace_error(where, why, "MM008" if value.ndim != 3 else "MM003")
             return np.ascontiguousarray(value)
         if not isinstance(value, dict) or set(value) != set(_KEYS):
-            what = f"an object of {', '.join(_KEYS)}, in memory what mp.compact_routes returns"
+            what = (
+                f"an object of {', '.join(_KEYS)}, in memory what mp.schema.compact_routes returns"
+            )
             raise trace_error(where, f"expected {what}, found {shown(value)}")
         dtype, text = value["dtype"], value["base64"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -139,5 +141,5 @@ def _fault(array: np.ndarray) -> str:
     if array.ndim != 3 or not all(array.shape[1:]):
         return f"has shape {list(array.shape)}, expected [tokens, layers, k]"
     if array.dtype.name not in DTYPES or not array.dtype.isnative:
-        return f"is of {array.dtype}, expected uint8 (up to 256 experts) or uint16: see mp.compact_routes"
+        return f"is of {array.dtype}, expected uint8 (up to 256 experts) or uint16: see mp.schema.compact_routes"
     return ""

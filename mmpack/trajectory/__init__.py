@@ -3,10 +3,7 @@
 Public names are loaded when first used: `import mmpack.trajectory` loads neither torch nor transformers.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from mmpack.exports import exports
 
 _HOME = {
     "mmpack.trajectory.actions.find": ("annotate_actions", "check_actions", "find_actions"),
@@ -28,18 +25,4 @@ _HOME = {
     "mmpack.trajectory.records": ("Record", "from_records"),
     "mmpack.trajectory.chat": ("from_calls", "from_chat"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'mmpack.trajectory' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = exports(__name__, _HOME)

@@ -44,7 +44,7 @@ def pieces(sample: Sample) -> list[Piece]:
         >>> ids = np.array([9, 8, 7, 6, 5])
         >>> spans = [mp.LossSpan(1, 3, turn=0), mp.LossSpan(4, 5, turn=1)]
         >>> sample = mp.Sample("a", "p", "qwen2_5_vl", ids, [], [], spans)
-        >>> sample.observation_spans = [mp.ObservationSpan(3, 4, "tool", 1)]
+        >>> sample.observation_spans = [mp.schema.ObservationSpan(3, 4, "tool", 1)]
         >>> [(p.start, p.stop, p.kind, p.turn) for p in mp.trajectory.pieces(sample)]
         [(0, 1, 'text', None), (1, 3, 'response', 0), (3, 4, 'observation', 1), (4, 5, 'response', 1)]
     """

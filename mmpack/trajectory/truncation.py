@@ -75,7 +75,7 @@ def window(
         >>> medium = mp.Medium("a", "image", "key", (1, 2, 4), 2)
         >>> pad, start, end = 151655, 151652, 151653
         >>> ids = np.array([1, start, pad, pad, end, 2, start, pad, pad, end, 3])
-        >>> spans = [mp.ModalitySpan(2, 4, "image", 0), mp.ModalitySpan(7, 9, "image", 0)]
+        >>> spans = [mp.schema.ModalitySpan(2, 4, "image", 0), mp.schema.ModalitySpan(7, 9, "image", 0)]
         >>> history = mp.Sample("h", "p", "qwen2_5_vl", ids, [medium], spans, [])
         >>> context = mp.trajectory.window(history, 1, dropped_ids=[7])
         >>> context.input_ids.tolist(), context.dropped

@@ -60,7 +60,7 @@ def faulty(draw, store, groups=12, each=3):
         if kind == "raises":
             items.append(ValueError("no such record"))
         elif kind == "letter":
-            items.append(mp.DeadLetter("MM504", "its worker ended", f"samples[{i}]"))
+            items.append(mp.schema.DeadLetter("MM504", "its worker ended", f"samples[{i}]"))
         else:
             items.append(sample)
     return items, names, faults
@@ -71,13 +71,15 @@ def test_counts_add_up(tmp_path, seed, source):
     draw = random.Random(seed)
     with BlobFolder(tmp_path / "blobs") as store:
         items, names, faults = faulty(draw, store)
-        book = mp.DeadLetters(tmp_path / "dead.jsonl")
+        book = mp.schema.DeadLetters(tmp_path / "dead.jsonl")
         options = {"max_tokens": 40, "media": store, "dead_letters": book, "share_prefix": True}
         if source == "samples":
             loader = PackLoader(Items(items), groups_per_step=4, shuffle=True, seed=seed, **options)
         else:
             letters = [
-                mp.DeadLetter("MM505", "x", f"samples[{i}]") if isinstance(x, Exception) else x
+                mp.schema.DeadLetter("MM505", "x", f"samples[{i}]")
+                if isinstance(x, Exception)
+                else x
                 for i, x in enumerate(items)
             ]
             loader = PackLoader(steps=[letters[i : i + 12] for i in range(0, 36, 12)], **options)
@@ -109,14 +111,14 @@ def test_dead_samples_are_a_trace(tmp_path):
     [lean] = take([one(0, 1)], store := BlobFolder(tmp_path / "blobs"))
     store.release()
     store.remove(list(store))
-    book = mp.DeadLetters(tmp_path / "dead.jsonl")
+    book = mp.schema.DeadLetters(tmp_path / "dead.jsonl")
     [step] = PackLoader([sample, lean, one(0, 2)], max_tokens=40, media=store, dead_letters=book)
     assert [x.name for x in step.dead] == ["s0/1", "s0/0"] and step.total_samples == 1
     done = call_mmpack("validate", str(book.path), "--json")
     assert done.returncode == 1
     assert (json.loads(done.stdout)["samples"], len(book)) == (2, 2)
     store.close()
-    dead = mp.DeadLetter("MM504", "its worker ended", "samples[0]")
+    dead = mp.schema.DeadLetter("MM504", "its worker ended", "samples[0]")
     loader = PackLoader(steps=[[dead], [one(0, 0)]], max_tokens=40, dead_letters=book)
     assert [step.number for step in loader] == [1] and len(book) == 3
 
@@ -126,7 +128,7 @@ def test_what_is_read_now_is_there_when_it_is_packed(tmp_path):
     with BlobFolder(tmp_path / "blobs") as store:
         lean = take([one(g, 0) for g in range(8)], store)
         store.release()
-        book = mp.DeadLetters(tmp_path / "dead.jsonl")
+        book = mp.schema.DeadLetters(tmp_path / "dead.jsonl")
         loader = PackLoader(lean, max_tokens=20, media=store, dead_letters=book, prefetch=0)
         for step in loader:
             assert len(step) > 2

@@ -199,7 +199,7 @@ def samples():
     for k, sample in enumerate(out):
         draw = torch.Generator().manual_seed(max(0, k - 1))
         taken = torch.rand(256, LAYERS, EXPERTS, generator=draw).argsort(-1)[: len(sample)]
-        sample.routed_experts = mp.compact_routes(taken[..., :CHOSEN].numpy(), EXPERTS)
+        sample.routed_experts = mp.schema.compact_routes(taken[..., :CHOSEN].numpy(), EXPERTS)
     return out
 
 
@@ -229,7 +229,7 @@ def test_bf16_takes_the_experts_of_the_trace(model, samples):
         batch = mp.pack(bare)
         wanted = packed_logprobs(model, batch)
         for sample, own in zip(samples, batch.unpack_tokens(taken.rows), strict=True):
-            sample.routed_experts = mp.compact_routes(own.numpy(), EXPERTS)
+            sample.routed_experts = mp.schema.compact_routes(own.numpy(), EXPERTS)
     other = on_gpu(model, torch.bfloat16)
     routed = mp.pack(samples).to("cuda")
     with attach(other), record_routes(other) as taken, torch.no_grad():
@@ -247,7 +247,7 @@ def test_more_than_256_experts_are_int32_on_the_device(samples):
     wide = Qwen3VLMoeForConditionalGeneration(config).to("cuda").eval()
     for sample in samples:
         taken = torch.rand(len(sample), LAYERS, 300).argsort(-1)[..., :CHOSEN]
-        sample.routed_experts = mp.compact_routes(taken.numpy(), 300)
+        sample.routed_experts = mp.schema.compact_routes(taken.numpy(), 300)
     batch = mp.pack(samples).to("cuda")
     assert batch.routed_experts.dtype == torch.int32
     with attach(wide), record_routes(wide) as routes, torch.no_grad():

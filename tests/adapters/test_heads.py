@@ -286,7 +286,7 @@ def taught(kept=False, share_prefix=True):
         if k in (1, 3):
             sample.teachers["maths"] = lists(rng, targets, 3, some=True)
         if kept:
-            sample.kept_ids = mp.Ragged.of(
+            sample.kept_ids = mp.schema.Ragged.of(
                 [np.unique([t, *rng.integers(0, 151643, 3)]) for t in targets]
             )
     return mp.pack(samples, share_prefix=share_prefix)
@@ -296,7 +296,7 @@ def lists(rng, targets, longest, some=False):
     ids = [np.unique([t, *rng.integers(0, 151643, rng.integers(0, longest))]) for t in targets]
     ids = [[] if some and n % 2 else list(own) for n, own in enumerate(ids)]
     scores = [list(np.log(rng.dirichlet(np.ones(len(own) + 1))[:-1])) if own else [] for own in ids]
-    return mp.Ragged.of(ids, scores)
+    return mp.schema.Ragged.of(ids, scores)
 
 
 def of_full_logits_teachers(model, batch):

@@ -49,7 +49,7 @@ def samples():
     for sample in mixed_batch("qwen2_5_vl"):
         targets = sample.input_ids[sample.loss_indices]
         lists = [[t, *rng.choice(151_643, rng.integers(0, 40), replace=False)] for t in targets]
-        kept = mp.Ragged.of([sorted(set(map(int, ids))) for ids in lists])
+        kept = mp.schema.Ragged.of([sorted(set(map(int, ids))) for ids in lists])
         out.append(dataclasses.replace(sample, kept_ids=kept))
         assert mp.validate(out[-1]) == []
     return out

@@ -67,7 +67,7 @@ def with_dead(path):
             return super().__getitem__(i)
 
     options = {"groups": [str(i // 2) for i in range(10)], "groups_per_step": 1, "ranks": 1}
-    letters = mp.DeadLetters(path)
+    letters = mp.schema.DeadLetters(path)
     return loader(Items(samples), dead_letters=letters, max_tokens=100, **options), letters
 
 

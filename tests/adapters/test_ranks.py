@@ -54,7 +54,7 @@ def batches(family):
                 sample.routed_experts = routes_of(sample, rng, 4, 2, 8)
             if family == QWEN and number < 3:
                 n = sample.num_loss_tokens
-                sample.teachers = {"7B": mp.Ragged.of([[1, k + 2]] * n, [[-1.0, -2.0]] * n)}
+                sample.teachers = {"7B": mp.schema.Ragged.of([[1, k + 2]] * n, [[-1.0, -2.0]] * n)}
         packs.append(mp.pack(with_pixels(samples), share_prefix=True).to(here()))
     return [packs[:2], packs[2:]]
 

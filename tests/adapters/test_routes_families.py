@@ -98,7 +98,7 @@ def test_replayed_routes_are_those_of_the_familys_own_routers(family):
     for k, sample in enumerate(samples):  # the first two share a prompt, and its routes
         draw = np.random.default_rng(max(0, k - 1)).random((256, len(routers), experts))
         taken = draw.argsort(-1)[: len(sample), :, :chosen]
-        sample.routed_experts = mp.compact_routes(taken, experts)
+        sample.routed_experts = mp.schema.compact_routes(taken, experts)
     wanted, gradients = answers(model, samples)
     for layout in ("packed", "shared", "left"):
         batch = LAYOUTS[layout](samples)

@@ -118,13 +118,13 @@ def test_what_is_refused():
     for call, error, said in (
         (lambda: to_tensordict([3]), mp.ArgumentError, r"to_tensordict: samples\[0\] is int"),
         (lambda: from_tensordict([]), mp.ArgumentError, "from_tensordict: this is of type list"),
-        (lambda: from_tensordict(bare), mp.TraceError, r"row 0\.record: is missing"),
+        (lambda: from_tensordict(bare), mp.errors.TraceError, r"row 0\.record: is missing"),
         (
             lambda: from_tensordict(td.exclude("rollout_logprobs")),
-            mp.TraceError,
+            mp.errors.TraceError,
             "is missing, which its record names",
         ),
-        (lambda: to_tensordict([wrong]), mp.TraceError, "is int32, expected"),
+        (lambda: to_tensordict([wrong]), mp.errors.TraceError, "is int32, expected"),
     ):
         with pytest.raises(error, match=said):
             call()

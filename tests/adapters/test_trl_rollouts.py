@@ -123,7 +123,7 @@ def test_a_real_batch_comes_back_bit_for_bit(trainer, made):
         columns = loss_columns(samples)
         assert {"old_logprobs", "ref_logprobs"} <= columns.keys()
         back = from_batch(mp.pack(samples, share_prefix=True, loss_columns=columns), samples)
-        assert back["kept_ids"] == [mp.Ragged.of(x) for x in rollouts["kept_ids"]]
+        assert back["kept_ids"] == [mp.schema.Ragged.of(x) for x in rollouts["kept_ids"]]
         assert_equal(back, batch)
 
 

@@ -85,7 +85,7 @@ def check_values(model, batch, group):
     """Logprobs and entropies of a plain pack, over two kept ids each."""
     count = len(batch.loss_targets)
     ids = torch.stack([batch.loss_targets, (batch.loss_targets + 7) % 151_643], 1).sort().values
-    batch.kept_ids = mp.Support(2 * torch.arange(count + 1, device=ids.device), ids.flatten())
+    batch.kept_ids = mp.ops.Support(2 * torch.arange(count + 1, device=ids.device), ids.flatten())
     wanted = packed_logprobs(model, batch, entropy=True, temperature=0.7)
     found = packed_logprobs(model, batch, entropy=True, temperature=0.7, sequence_group=group)
     for a, b in zip(found, wanted, strict=True):

@@ -281,7 +281,7 @@ def with_kept_ids(data):
             {t, *rng.integers(0, 150_000, rng.integers(0, 20)).tolist()} if m else ()
             for t, m in pairs
         ]
-        lists.append(mp.Ragged.of([sorted(ids) for ids in drawn]))
+        lists.append(mp.schema.Ragged.of([sorted(ids) for ids in drawn]))
     data.non_tensor_batch["kept_ids"] = objects(lists)
     return lists
 

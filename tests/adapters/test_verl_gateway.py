@@ -70,7 +70,7 @@ def test_versions_lists_and_rewards():
     assert episode.rewards == [Score("reward_score", 0.25)]
     assert episode.metadata["verl"][0]["reward_info"] == {"reward": 1.0}
     (sample,) = samples_of(episode)
-    assert sample.kept_ids == mp.Ragged.of([[3, 9], [4]]) and mp.validate(sample) == []
+    assert sample.kept_ids == mp.schema.Ragged.of([[3, 9], [4]]) and mp.validate(sample) == []
     (episode,) = to_trajectories([row(reward_info={"finished": False})], processor())
     assert episode.rewards is None
 

@@ -85,7 +85,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_end_in_one_line(name):
-    with pytest.raises(mp.AudioError) as error:
+    with pytest.raises(mp.errors.AudioError) as error:
         decode(HOSTILE[name], sampling_rate=16_000)
     assert "\n" not in str(error.value) and "Fix: " in str(error.value)
 
@@ -103,7 +103,7 @@ def test_limits_and_arguments():
         ("was cut: it lacks 199999000 bytes that its header", _wav(10**8, data=b"\1\0" * 500), {}),
         ("is AU, which is not read", written("AU", NOISE), {}),
     ):
-        with pytest.raises(mp.AudioError, match=match):
+        with pytest.raises(mp.errors.AudioError, match=match):
             decode(sound, **options)
     for source, options in (
         (data, {"sampling_rate": 1.5}),
@@ -134,7 +134,7 @@ def test_a_file_that_was_cut_is_refused(format, kept):
     assert len(found) == len(NOISE)
     if format not in ("OGG", "MP3"):
         np.testing.assert_allclose(found, NOISE, atol=2 / 32768)
-    with pytest.raises(mp.AudioError, match=r"was cut|can't be read|holds no samples"):
+    with pytest.raises(mp.errors.AudioError, match=r"was cut|can't be read|holds no samples"):
         decode(whole[: int(kept * len(whole))])
 
 
@@ -165,14 +165,14 @@ def test_mp3s_are_counted_frame_by_frame():
     whole = written("MP3", loud, bitrate_mode="VARIABLE")
     starts = frames_of_mp3(whole)
     for cut in (starts[-3], starts[20]):  # between two frames
-        with pytest.raises(mp.AudioError, match=r"frames that its header counts"):
+        with pytest.raises(mp.errors.AudioError, match=r"frames that its header counts"):
             decode(whole[:cut])
     tagged = b"ID3\4\0\0\0\0\0\x0a" + bytes(10) + whole + b"TAG" + bytes(125)
     assert len(decode(tagged)[0]) == len(loud)
     headless = whole[starts[1] :]  # without the frame of the Xing header
-    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+    with pytest.raises(mp.errors.AudioError, match=r"can't be read whole: its frames hold"):
         decode(headless)
-    with pytest.raises(mp.AudioError, match=r"can't be read whole: its frames hold"):
+    with pytest.raises(mp.errors.AudioError, match=r"can't be read whole: its frames hold"):
         decode(whole + whole)
 
 
@@ -196,7 +196,7 @@ def counting_less(format: str, samples: int = 4_000) -> bytes:
 )
 def test_half_a_sound_is_refused(data):
     """Of chained files the first was read, and of others what the header counts."""
-    with pytest.raises(mp.AudioError, match=r"holds \d+ bytes behind what is read"):
+    with pytest.raises(mp.errors.AudioError, match=r"holds \d+ bytes behind what is read"):
         decode(data)
 
 
@@ -204,7 +204,7 @@ def test_half_a_sound_is_refused(data):
 @pytest.mark.parametrize("more", [bytes(500), b"TAG" + bytes(125)])
 def test_what_follows_and_is_no_sound(format, more):
     if (format, more[:1]) in (("WAV", b"\0"), ("AIFF", b"\0")):  # may be silence
-        with pytest.raises(mp.AudioError, match="500 bytes behind"):
+        with pytest.raises(mp.errors.AudioError, match="500 bytes behind"):
             decode(UNCUT[format] + more)
     else:
         assert len(decode(UNCUT[format] + more)[0]) == len(NOISE)
@@ -219,7 +219,9 @@ def test_ogg_ends_with_its_flag(page):
     whole = UNCUT["OGG"]
     pages = [m.start() for m in re.finditer(b"OggS", whole)]
     cut = whole[: pages[-page]]
-    with pytest.raises(mp.AudioError, match=r"was cut: its last page has no end-of-stream flag"):
+    with pytest.raises(
+        mp.errors.AudioError, match=r"was cut: its last page has no end-of-stream flag"
+    ):
         decode(cut)
     check_header(io.BytesIO(whole), len(whole), 10, "here")
     with pytest.raises(VideoError, match="here: a stream's last page has no end-of-stream flag"):
@@ -253,5 +255,5 @@ def test_a_flac_that_was_streamed():
     whole[21] &= 0xF0  # STREAMINFO's number of samples, 36 bits
     whole[22:26] = bytes(4)
     assert np.array_equal(decode(bytes(whole))[0], decode(UNCUT["FLAC"])[0])
-    with pytest.raises(mp.AudioError, match="can't be read"):
+    with pytest.raises(mp.errors.AudioError, match="can't be read"):
         decode(bytes(whole[: len(whole) // 2]))

@@ -50,8 +50,8 @@ assert mp.trajectory.find_actions(samples[0], lambda i: b"x").spans == []
     assert loaded(code, str(path)) == []
 
 
-ROOMS = {"audio", "blobs", "cache", "grounding", "invariant", "planning", "probe"}
-ROOMS |= {"trajectory", "video", "view"}
+ROOMS = {"audio", "blobs", "cache", "errors", "grounding", "invariant", "losses", "ops"}
+ROOMS |= {"planning", "probe", "schema", "trajectory", "video", "view"}
 
 
 def test_every_public_name_resolves():

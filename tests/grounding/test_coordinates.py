@@ -77,16 +77,16 @@ def test_a_turned_picture_is_measured_upright(orientation, size, original):
 
 def test_a_sample_is_moved_as_a_whole():
     sample = shown(coordinate_system="absolute_pixels", size=(1288, 952))
-    sample.bbox_targets = [mp.BboxTarget((322.0, 119.0, 644.0, 476.0), 0, "cat")]
-    sample.point_targets = [mp.PointTarget((161.0, 238.0))]
+    sample.bbox_targets = [mp.schema.BboxTarget((322.0, 119.0, 644.0, 476.0), 0, "cat")]
+    sample.point_targets = [mp.schema.PointTarget((161.0, 238.0))]
     start = sample.loss_spans[0].start
     sample.region_spans = [
-        mp.RegionSpan(start, start + 1, 0, (0.0, 0.0, 161.0, 119.0)),
-        mp.RegionSpan(start, start + 2, 0),
+        mp.schema.RegionSpan(start, start + 1, 0, (0.0, 0.0, 161.0, 119.0)),
+        mp.schema.RegionSpan(start, start + 2, 0),
     ]
     swipe = {"kind": "swipe", "point": [161.0, 119.0], "to": [644.0, 0.0], "why": "x"}
     own, wait = {"tap": [161.0, 119.0]}, {"kind": "wait", "seconds": 1.0}
-    sample.action_spans = [mp.ActionSpan(start, start + 1, a, 0) for a in (swipe, own, wait)]
+    sample.action_spans = [mp.schema.ActionSpan(start, start + 1, a, 0) for a in (swipe, own, wait)]
     moved = to_system(sample, "normalized_1000")
     there = {**swipe, "point": [250.0, 250.0], "to": [1000.0, 0.0]}
     assert [span.action for span in moved.action_spans] == [there, own, wait]
@@ -117,7 +117,8 @@ def test_a_sample_is_moved_as_a_whole():
         lambda: sizes_of(shown(), 1),
         lambda: to_system(shown(), "original_pixels"),
         lambda: to_system(
-            replace(shown(), bbox_targets=[mp.BboxTarget((0.0, 0.0, 1.0, 1.0))]), "normalized_1"
+            replace(shown(), bbox_targets=[mp.schema.BboxTarget((0.0, 0.0, 1.0, 1.0))]),
+            "normalized_1",
         ),
     ],
 )

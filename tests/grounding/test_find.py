@@ -127,7 +127,7 @@ def test_what_a_family_writes_is_converted_to_the_sample_s_system(answered, qwen
     """Qwen3-VL writes thousandths; the targets are in pixels as the model saw them."""
     sample = answered(ANSWER, family="qwen3_vl", grid=(1, 30, 40))  # 640 × 480
     sample.coordinate_system = "absolute_pixels"
-    sample.bbox_targets = [mp.BboxTarget((64.0, 48.0, 320.0, 240.0), 0, "cat")]
+    sample.bbox_targets = [mp.schema.BboxTarget((64.0, 48.0, 320.0, 240.0), 0, "cat")]
     marked = annotate(sample, qwen)
     assert marked.coordinate_system == "absolute_pixels"
     assert marked.bbox_targets == sample.bbox_targets

@@ -21,13 +21,13 @@ def a_sample(boxes, targets, system="absolute_pixels", labels=(), wanted=(), **f
     )
     first = sample.loss_spans[0].start
     sample.region_spans = [
-        mp.RegionSpan(first + k, first + k + 1, 0, box, label=labels[k] if labels else None)
+        mp.schema.RegionSpan(first + k, first + k + 1, 0, box, label=labels[k] if labels else None)
         if box is None or len(box) == 4
-        else mp.RegionSpan(first + k, first + k + 1, 0, None, box)
+        else mp.schema.RegionSpan(first + k, first + k + 1, 0, None, box)
         for k, box in enumerate(boxes)
     ]
     sample.bbox_targets = [
-        mp.BboxTarget(t, label=wanted[k] if wanted else None) for k, t in enumerate(targets)
+        mp.schema.BboxTarget(t, label=wanted[k] if wanted else None) for k, t in enumerate(targets)
     ]
     sample.coordinate_system = system
     return sample
@@ -83,7 +83,7 @@ def test_points_and_centres():
     assert values(a_sample([(90.0, 130.0)], [target]), "point_in_box") == [0.0]
     assert values(a_sample([(100.0, 100.0, 300.0, 300.0)], [target]), "point_in_box") == [1.0]
     points = a_sample([(150.0, 130.0)], [])
-    points.point_targets = [mp.PointTarget((153.0, 134.0))]
+    points.point_targets = [mp.schema.PointTarget((153.0, 134.0))]
     assert values(points, "centre_distance") == pytest.approx([1 - 5 / math.hypot(644, 476)])
 
 
@@ -134,7 +134,7 @@ def test_a_broken_target_is_an_error(bad):
 def test_from_text_to_rewards(answered, qwen):
     """Malformed answers are scored too: their tokens are paid the worst."""
     text = BOX.format(0, 0, 100, 100) + BOX.format(9, 9, 5, 5) + '{"bbox_2d": [1, 2'
-    sample = answered(text, bbox_targets=[mp.BboxTarget((0.0, 0.0, 100.0, 50.0))])
+    sample = answered(text, bbox_targets=[mp.schema.BboxTarget((0.0, 0.0, 100.0, 50.0))])
     sample.coordinate_system = "absolute_pixels"
     sample = annotate(sample, qwen)
     sample.rewards = scores(sample, "giou")
@@ -153,8 +153,8 @@ def test_tiles_have_overlap_and_no_distance():
     sample = make_sample([("image", (3, 32, 32), "a"), ("response", [5, 6])], family="internvl")
     first = sample.loss_spans[0].start
     sample.coordinate_system = "normalized_1000"
-    sample.region_spans = [mp.RegionSpan(first, first + 1, 0, (0.0, 0.0, 10.0, 10.0))]
-    sample.bbox_targets = [mp.BboxTarget((0.0, 0.0, 10.0, 20.0))]
+    sample.region_spans = [mp.schema.RegionSpan(first, first + 1, 0, (0.0, 0.0, 10.0, 10.0))]
+    sample.bbox_targets = [mp.schema.BboxTarget((0.0, 0.0, 10.0, 20.0))]
     assert values(sample) == [0.5]
     with pytest.raises(mp.ArgumentError, match=r"centre_distance needs .* Fix: "):
         scores(sample, "centre_distance")

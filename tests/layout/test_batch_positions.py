@@ -31,7 +31,7 @@ def sample_of(layout, family, number):
             media.append(mp.Medium(name, kind, name, grid, tokens, **known))
             frames = open_frames = family.spans_of(kind, grid)
         frame = frames - open_frames if family.in_pieces(kind) else None
-        spans.append(mp.ModalitySpan(start, stop, kind, len(media) - 1, frame))
+        spans.append(mp.schema.ModalitySpan(start, stop, kind, len(media) - 1, frame))
         open_frames -= 1
     return mp.Sample(str(number), "g", family.name, ids, media, spans, [])
 
@@ -79,7 +79,7 @@ def test_no_run_and_no_grid_reaches_into_the_next_sample():
 
     def picture(ids, name, grids, spans):
         media = [mp.Medium(f"{name}{k}", "image", f"{name}{k}", g, 4) for k, g in enumerate(grids)]
-        listed = [mp.ModalitySpan(a, a + 4, "image", k) for k, a in enumerate(spans)]
+        listed = [mp.schema.ModalitySpan(a, a + 4, "image", k) for k, a in enumerate(spans)]
         return mp.Sample(name, "g", family.name, np.array(ids), media, listed, [])
 
     a = picture([5, *[image] * 4], "a", [(1, 4, 4)], [1])

@@ -83,7 +83,7 @@ def test_rewards_and_costs_of_turns_are_those_of_chunks(episodes):
     advantages, _ = mp.gae(paid.float(), torch.zeros(12), chunks.cu_loss, gamma=0.5, lam=1.0)
     a, b, c = wanted[:3]
     np.testing.assert_allclose(advantages[:3].numpy(), [a + b / 2 + c / 4, b + c / 2, c], rtol=1e-6)
-    charged = mp.scatter_costs(batch).map(lambda cost: chunks.sum(cost).float())
+    charged = mp.losses.scatter_costs(batch).map(lambda cost: chunks.sum(cost).float())
     assert charged.sums()[0]["collision"] == sum(c.value for e in episodes for c in e.costs)
 
 

@@ -136,7 +136,7 @@ def test_what_has_weight_0_is_left_out_even_where_it_is_infinite():
         assert none.loss == 0 and (grad == 0).all()
     logprobs, targets = torch.tensor([-1.0, -2.0]), torch.tensor([4, 7])
     for weight, want in ((0.0, [0.0, 0.0]), (2.0, [low, 2.0])):
-        found = mp.teacher_advantages(
+        found = mp.losses.teacher_advantages(
             logprobs, targets, {"a": teacher}, weights={"a": weight}
         ).tolist()
         assert found == want
@@ -146,22 +146,24 @@ def test_teacher_logprobs_and_advantages():
     _, teachers = problem(2)
     targets = torch.tensor([own[-1] if len(own) else 0 for own in lists(teachers["maths"])])
     own = -torch.rand(N) * 3
-    found = mp.teacher_logprobs(teachers["maths"], targets)
+    found = mp.losses.teacher_logprobs(teachers["maths"], targets)
     said = teachers["maths"].offsets.diff() > 0
     want = torch.stack([x[-1] for x in scores(teachers["maths"])[:7]])
     assert torch.equal(found[said], want) and found[~said].isnan().all()
-    filled = mp.teacher_logprobs(teachers["maths"], targets, otherwise=own.requires_grad_())
+    filled = mp.losses.teacher_logprobs(teachers["maths"], targets, otherwise=own.requires_grad_())
     assert torch.equal(filled[said], want) and torch.equal(filled[~said], own.detach()[~said])
     assert not filled.requires_grad
     assert (kl_divergence(own, filled)[~said] == 0).all()
-    out = mp.teacher_advantages(
+    out = mp.losses.teacher_advantages(
         own, targets, {"maths": teachers["maths"]}, weights={"maths": 0.5}, max_advantage=1.0
     )
     gap = 0.5 * (want - own.detach()[said]).clamp(-1.0, 1.0)
     torch.testing.assert_close(out[said], gap)
     assert out.dtype == torch.float32 and not out.requires_grad
     assert torch.equal(out[~said], torch.zeros(N - 7))
-    twice = mp.teacher_advantages(own, targets, {"a": teachers["maths"], "b": teachers["maths"]})
+    twice = mp.losses.teacher_advantages(
+        own, targets, {"a": teachers["maths"], "b": teachers["maths"]}
+    )
     torch.testing.assert_close(twice[said], 2 * (want - own.detach()[said]))
 
 
@@ -196,7 +198,7 @@ def test_the_advantages_are_those_of_trl():
     )
     teacher = ScoredSupport(torch.arange(N + 1), targets, given)
     logprobs = mp.selected_logprobs(logits[0], targets, temperature=0.7)
-    advantages = mp.teacher_advantages(logprobs, targets, {"teacher": teacher})
+    advantages = mp.losses.teacher_advantages(logprobs, targets, {"teacher": teacher})
     out = mp.policy_loss(logprobs, advantages, CU, kind="ppo", per="token")
     grads = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (out.loss, want)]
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-9)

@@ -22,9 +22,11 @@ def run(rank, ranks):
     rewards, groups = batch()
     bounds = [0, 5, 13]
     mine = slice(bounds[rank], bounds[rank + 1])
-    whole, index, own = mp.gather_rewards(rewards[mine], groups[mine])
+    whole, index, own = mp.losses.gather_rewards(rewards[mine], groups[mine])
     assert torch.equal(whole, rewards) and torch.equal(index, groups) and own == mine
-    every, first = mp.gather_rewards(rewards[:0] if rank else rewards)  # one rank may have none
+    every, first = mp.losses.gather_rewards(
+        rewards[:0] if rank else rewards
+    )  # one rank may have none
     assert torch.equal(every, rewards) and first == (slice(13, 13) if rank else slice(0, 13))
     for kind in ("grpo", "rloo", "dr_grpo", "loo_std", "lite_ppo", "reinforce_pp", "pass_at_k"):
         k = {"k": 2} if kind == "pass_at_k" else {}
@@ -34,7 +36,7 @@ def run(rank, ranks):
     by_turn(rank)
     by_score(ranks, rewards, groups, mine)
     with pytest.raises(mp.ArgumentError, match="another rank has more, fewer, or another"):
-        mp.gather_rewards(rewards[mine].double() if rank else rewards[mine])
+        mp.losses.gather_rewards(rewards[mine].double() if rank else rewards[mine])
 
 
 def by_name(rewards, groups, mine):
@@ -44,7 +46,7 @@ def by_name(rewards, groups, mine):
     first, groups, tokens = rewards[unit * 2], groups[unit * 2], torch.arange(13) + 1
     second = first.square().double()
     columns = (first, second, groups, tokens, unit)
-    *whole, own = mp.gather_rewards(*(column[mine] for column in columns))
+    *whole, own = mp.losses.gather_rewards(*(column[mine] for column in columns))
 
     def advantages(first, second, groups, tokens, unit):
         options = {"weights": {"a": 1.0, "b": 0.5}, "num_tokens": tokens, "unit_index": unit}
@@ -65,20 +67,25 @@ def by_turn(rank):
         for j in range(9)
     ]  # fmt: skip
     bounds = [0, 5, 9]
-    whole, part = mp.turns_of(samples), mp.turns_of(samples[bounds[rank] : bounds[rank + 1]])
+    whole, part = (
+        mp.losses.turns_of(samples),
+        mp.losses.turns_of(samples[bounds[rank] : bounds[rank + 1]]),
+    )
     assert rank == 0 or part.group_index.tolist() != whole.group_index[bounds[rank] :].tolist()
     states = mp.group_numbers([f"page{k % 3}" for k in range(len(whole))])
     begin = int(whole.cu_turns[bounds[rank]])
     mine = slice(begin, begin + len(part))
-    rewards, anchor, own = mp.gather_rewards(part.rewards(), states[mine])
-    counts, groups, _ = mp.gather_rewards(part.cu_turns.diff(), mp.group_numbers(part.group_ids))
+    rewards, anchor, own = mp.losses.gather_rewards(part.rewards(), states[mine])
+    counts, groups, _ = mp.losses.gather_rewards(
+        part.cu_turns.diff(), mp.group_numbers(part.group_ids)
+    )
     cu_turns = torch.cat([counts.new_zeros(1), counts]).cumsum(0)
     assert own == mine and torch.equal(cu_turns.int(), whole.cu_turns)
     for method in ("trajectory", "returns", "process", "gigpo"):
         options = {"gamma": 0.9, "anchor": anchor if method == "gigpo" else None}
-        got = mp.turn_advantages(rewards, cu_turns, groups, method, **options)[own]
+        got = mp.losses.turn_advantages(rewards, cu_turns, groups, method, **options)[own]
         given = (whole.rewards(), whole.cu_turns, whole.group_index, method)
-        assert torch.equal(got, mp.turn_advantages(*given, **options)[mine]), method
+        assert torch.equal(got, mp.losses.turn_advantages(*given, **options)[mine]), method
 
 
 def by_score(ranks, rewards, groups, mine):
@@ -86,6 +93,9 @@ def by_score(ranks, rewards, groups, mine):
     regions = [[mp.Score("iou", float(r), {"region": k}) for k in range(2)] for r in rewards]
     parts = [None] * ranks
     distributed.all_gather_object(parts, regions[mine])
-    index, own = mp.gather_rewards(groups[mine])
+    index, own = mp.losses.gather_rewards(groups[mine])
     scores = [of_sample for part in parts for of_sample in part]
-    assert mp.score_advantages(scores, index)[own] == mp.score_advantages(regions, groups)[mine]
+    assert (
+        mp.losses.score_advantages(scores, index)[own]
+        == mp.losses.score_advantages(regions, groups)[mine]
+    )

@@ -41,7 +41,7 @@ def problem(device="cpu", count=40, vocab=200, longest=100, spread=2.0, empty=0.
 def test_values_masses_and_gradients(device, kind, tail, spread, beta):
     logprobs, teacher = problem(device, spread=spread)
     leaf, wide = logprobs.clone().requires_grad_(), logprobs.double().requires_grad_()
-    got = mp.teacher_divergence(leaf, teacher, kind, tail, beta=beta)
+    got = mp.losses.teacher_divergence(leaf, teacher, kind, tail, beta=beta)
     want = divergence(wide, teacher, kind, tail, beta)
     if (kind, tail) == ("forward_kl", "ignore"):
         want = want.clamp(min=0)
@@ -65,7 +65,7 @@ def test_gradcheck(kind, tail):
     logprobs, teacher = problem(count=9, vocab=20, longest=6)
     leaf = (logprobs.double() - 0.1).requires_grad_()
     run = functools.partial(
-        mp.teacher_divergence, teacher=teacher, kind=kind, tail=tail, min_logprob=-4.0
+        mp.losses.teacher_divergence, teacher=teacher, kind=kind, tail=tail, min_logprob=-4.0
     )
     assert torch.autograd.gradcheck(run, (leaf,))
 
@@ -83,7 +83,7 @@ def test_scipy_over_the_whole_vocabulary():
     }
     for kind, want in wanted.items():
         for tail in ("bucket", "renormalize"):
-            got = mp.teacher_divergence(a.flatten(), teacher, kind, tail)
+            got = mp.losses.teacher_divergence(a.flatten(), teacher, kind, tail)
             # the bucket's least mass of 1e-7 on both sides
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-9 if tail == "bucket" else 1e-14)
 
@@ -140,7 +140,7 @@ def test_trl_over_top_k(beta, add_tail, k):
     lists = ScoredSupport(offsets, ids, teacher.log_softmax(-1)[rows, ids])
     tail = "bucket" if add_tail else "renormalize"
     options = {"beta": beta} if 0 < beta < 1 else {}
-    got = mp.teacher_divergence(own, lists, KIND_OF_BETA[beta], tail, **options)
+    got = mp.losses.teacher_divergence(own, lists, KIND_OF_BETA[beta], tail, **options)
     agrees(got, want, student, 1e-8)
 
 
@@ -150,7 +150,7 @@ def test_a_list_of_probability_1(kind, tail):
     sure = ScoredSupport(torch.tensor([0, 1]), torch.tensor([3]), torch.tensor([0.0]))
     for own in (0.0, 5e-8, -1e-8, -3.0):
         leaf = torch.tensor([own], requires_grad=True)
-        out = mp.teacher_divergence(leaf, sure, kind, tail)
+        out = mp.losses.teacher_divergence(leaf, sure, kind, tail)
         out.backward(torch.ones(1, dtype=torch.float64))
         assert out.isfinite() and leaf.grad.isfinite()
         assert (float(out.detach()) > 0.02) == (own == -3.0 and tail != "renormalize")
@@ -165,17 +165,17 @@ def test_impossible_ids_and_nan(device):
         torch.tensor([0, 2, 4]), torch.tensor([1, 2, 1, 2]), torch.tensor([-0.5, -1.5, -0.5, low])
     ).to(device)
     own = torch.tensor([-0.5, low, -0.5, -2.0], device=device, requires_grad=True)
-    forward = mp.teacher_divergence(own, teacher, "forward_kl")
+    forward = mp.losses.teacher_divergence(own, teacher, "forward_kl")
     assert forward[0] == torch.inf and forward[1].isfinite()
-    reverse = mp.teacher_divergence(own, teacher, "reverse_kl")
+    reverse = mp.losses.teacher_divergence(own, teacher, "reverse_kl")
     assert reverse[0].isfinite() and reverse[1] == torch.inf
-    both = mp.teacher_divergence(own, teacher, "jsd")
+    both = mp.losses.teacher_divergence(own, teacher, "jsd")
     assert both.isfinite().all()
     both.sum().backward()
     assert own.grad.isfinite().all()
     for kind, tail in CASES:
         leaf = torch.tensor([-0.5, -1.0, torch.nan, -2.0], device=device, requires_grad=True)
-        out = mp.teacher_divergence(leaf, teacher, kind, tail)
+        out = mp.losses.teacher_divergence(leaf, teacher, kind, tail)
         assert out.isnan().tolist() == [False, True]
         out.backward(torch.tensor([1.0, 0.0], dtype=torch.float64, device=device))
         assert leaf.grad.isfinite().all()
@@ -188,7 +188,7 @@ def test_clamps(device):
     wide = logprobs.double().requires_grad_()
     want = divergence(wide.clamp(min=-6.0), lifted, "forward_kl", "ignore").clamp(0, 0.02)
     leaf = logprobs.clone().requires_grad_()
-    got = mp.teacher_divergence(
+    got = mp.losses.teacher_divergence(
         leaf, teacher, "forward_kl", "ignore", min_logprob=-6.0, max_divergence=0.02
     )
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
@@ -208,7 +208,7 @@ def test_bits_do_not_depend_on_the_batch(device, kind, tail):
         own = some(ScoredSupport(teacher.offsets, places, logprobs), order)
         part = ScoredSupport(own.offsets, teacher.ids[own.ids], teacher.logprobs[own.ids])
         leaf = logprobs[own.ids].requires_grad_()
-        out = mp.teacher_divergence(leaf, part, kind, tail)
+        out = mp.losses.teacher_divergence(leaf, part, kind, tail)
         out.sum().backward()
         return out.detach(), own.ids, leaf.grad
 
@@ -224,7 +224,7 @@ def test_dtypes(device, dtype):
     logprobs, teacher = problem(device)
     leaf = logprobs.to(dtype).requires_grad_()
     wide = leaf.detach().double().requires_grad_()
-    out, want = (mp.teacher_divergence(x, teacher) for x in (leaf, wide))
+    out, want = (mp.losses.teacher_divergence(x, teacher) for x in (leaf, wide))
     assert torch.equal(out, want)
     out.sum().backward()
     want.sum().backward()
@@ -248,7 +248,7 @@ def test_no_list_and_no_token(device, offsets):
     offsets, ids = torch.tensor(offsets, device=device), none.long()
     leaf.requires_grad_()
     for kind, tail in CASES:
-        out = mp.teacher_divergence(leaf, ScoredSupport(offsets, ids, none), kind, tail)
+        out = mp.losses.teacher_divergence(leaf, ScoredSupport(offsets, ids, none), kind, tail)
         assert out.shape == (len(offsets) - 1,) and not out.any()
         out.sum().backward()
 
@@ -262,7 +262,7 @@ def test_registered_op_obeys_the_rules_of_torch(device):
 
 def test_a_second_derivative_is_refused():
     logprobs, teacher = problem(count=5)
-    out = mp.teacher_divergence(logprobs.requires_grad_(), teacher)
+    out = mp.losses.teacher_divergence(logprobs.requires_grad_(), teacher)
     with pytest.raises(ArgumentError, match="a second derivative"):
         torch.autograd.grad(out.sum(), logprobs, create_graph=True)
 
@@ -276,8 +276,8 @@ def pair(ids, probability):
 def test_lists_need_not_rise():
     own = torch.tensor([-1.0, -2.0])
     falling, rising = pair([7, 3], 0.4), pair([3, 7], 0.4)
-    out = mp.teacher_divergence(own, falling)
-    assert torch.equal(out, mp.teacher_divergence(own.flip(0), rising)) and out[1] > 0
+    out = mp.losses.teacher_divergence(own, falling)
+    assert torch.equal(out, mp.losses.teacher_divergence(own.flip(0), rising)) and out[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_lists_need_not_rise():
 )
 def test_lists_that_are_no_distribution(teacher, says):
     with pytest.raises(ArgumentError, match=says):
-        mp.teacher_divergence(-torch.ones(2), teacher)
+        mp.losses.teacher_divergence(-torch.ones(2), teacher)
 
 
 SIGNATURE = {
@@ -339,8 +339,10 @@ def test_never_waits_and_replays_as_a_graph():
             {"7B": leaf}, {"7B": teacher}, cu_loss, "jsd",
             weights={"7B": 0.5}, token_weights=mask, max_divergence=5.0,
         )  # fmt: skip
-        advantages = mp.teacher_advantages(logprobs, targets, {"7B": sampled}, max_advantage=1.0)
-        reference = mp.teacher_logprobs(sampled, targets, otherwise=logprobs)
+        advantages = mp.losses.teacher_advantages(
+            logprobs, targets, {"7B": sampled}, max_advantage=1.0
+        )
+        reference = mp.losses.teacher_logprobs(sampled, targets, otherwise=logprobs)
         policy = mp.policy_loss(
             logprobs, advantages, cu_loss, ref_logprobs=reference, kl_coef=0.1, per="token"
         )
@@ -370,8 +372,8 @@ def test_a_list_without_its_target_gives_nan():
         torch.tensor([0, 1, 1, 2]), torch.tensor([3, 4]), torch.tensor([-0.5, -1.0])
     ).to("cuda")
     targets = torch.tensor([3, 5, 6], device="cuda")
-    found = mp.teacher_logprobs(teacher, targets, otherwise=torch.zeros(3, device="cuda"))
+    found = mp.losses.teacher_logprobs(teacher, targets, otherwise=torch.zeros(3, device="cuda"))
     assert found.tolist()[:2] == [-0.5, 0.0] and found[2].isnan()
     logprobs = torch.zeros(3, device="cuda")
-    advantages = mp.teacher_advantages(logprobs, targets, {"7B": teacher})
+    advantages = mp.losses.teacher_advantages(logprobs, targets, {"7B": teacher})
     assert advantages.tolist()[:2] == [-0.5, 0.0] and advantages[2].isnan()

@@ -137,7 +137,9 @@ def test_forward_kl_over_top_k(aggregation, clamps, seed):
     )
     want, metrics = theirs(problem, actor, config, data)
     teachers = {"teacher": problem.top()}
-    out = mp.listed_logprobs(problem.logits, problem.targets[problem.rows], teachers, problem.rows)
+    out = mp.ops.listed_logprobs(
+        problem.logits, problem.targets[problem.rows], teachers, problem.rows
+    )
     got = mp.distillation_loss(
         out.lists, teachers, CU, "forward_kl", "ignore", aggregation,
         min_logprob=clamps[0], max_divergence=clamps[1],
@@ -159,8 +161,8 @@ def test_k1_as_a_reward(spread, task):
     want, _ = theirs(problem, actor, config, problem.data(teacher_logprobs=scores))
     targets = problem.targets[problem.rows]
     teachers = {"teacher": problem.sampled()}
-    logprobs = mp.listed_logprobs(problem.logits, targets, {}, problem.rows).targets
-    advantages = mp.teacher_advantages(logprobs, targets, teachers, max_advantage=10.0)
+    logprobs = mp.ops.listed_logprobs(problem.logits, targets, {}, problem.rows).targets
+    advantages = mp.losses.teacher_advantages(logprobs, targets, teachers, max_advantage=10.0)
     old = logprobs.detach() + problem.old[problem.rows]
     options = {"kind": "ppo", "dual_clip": 3.0, "per": "token"}
     got = mp.policy_loss(logprobs, advantages, CU, old, **options).loss

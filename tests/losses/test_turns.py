@@ -63,7 +63,7 @@ def test_methods_against_loops(kind):
     cu = torch.tensor([0, *lengths.tolist()]).cumsum(0)
     for method, expected in want.items():
         given = {"anchor": torch.from_numpy(anchor), "omega": 0.5} if method == "gigpo" else {}
-        got = mp.turn_advantages(
+        got = mp.losses.turn_advantages(
             torch.from_numpy(rewards),
             cu,
             torch.from_numpy(groups),
@@ -90,7 +90,7 @@ def test_returns_that_are_close_are_told_apart(method, kind):
         given = {"anchor": anchor}
         totals = by_key(returns[::2], [0] * 6, kind).repeat(2)
         want = totals + by_key(returns, anchor.tolist(), kind)
-    got = mp.turn_advantages(torch.from_numpy(rewards), cu, groups, method, kind, **given)
+    got = mp.losses.turn_advantages(torch.from_numpy(rewards), cu, groups, method, kind, **given)
     error = np.abs(got.double().numpy() - want) / np.maximum(1, np.abs(want))
     # 2^-32 of 10 against a std of 4e-5; float32 returns are off by 2^-24 of 10
     assert error.max() < 2e-4
@@ -110,10 +110,10 @@ def test_one_long_sample_and_a_sample_per_turn_are_the_same_turns():
         mp.Score("b", 3.0),
         mp.Score("c", 0.5, {"span": [2, 3]}),
     ]
-    long = mp.turns_of(
+    long = mp.losses.turns_of(
         [sample("s", [mp.LossSpan(2, 4, turn=0), mp.LossSpan(6, 9, turn=1)], rewards=rewards)]
     )
-    parts = mp.turns_of(
+    parts = mp.losses.turns_of(
         [
             sample("p0", [mp.LossSpan(2, 4)], 0, rewards=[rewards[0], rewards[2]]),
             sample("p1", [mp.LossSpan(6, 9)], 1, rewards=[rewards[1]]),
@@ -126,18 +126,18 @@ def test_one_long_sample_and_a_sample_per_turn_are_the_same_turns():
     assert [x.tolist() for x in parts.columns(torch.tensor([7.0, 8.0]))] == [[7, 7], [8, 8, 8]]
     assert parts.sample_trajectory.tolist() == [0, 0]
     with pytest.raises(mp.ArgumentError, match="have no turn, but trajectory 't' has several"):
-        mp.turns_of([sample("a", [mp.LossSpan(2, 3)]), sample("b", [mp.LossSpan(2, 3)])])
+        mp.losses.turns_of([sample("a", [mp.LossSpan(2, 3)]), sample("b", [mp.LossSpan(2, 3)])])
 
 
 def test_regions_beside_regions():
     near, far, alone = (
         mp.Score("iou", v, {"region": k}) for v, k in ((0.75, 0), (0.25, 3), (0.5, 0))
     )
-    got = mp.score_advantages([[near], [far], [alone]], [0, 0, 1], "dr_grpo")
+    got = mp.losses.score_advantages([[near], [far], [alone]], [0, 0, 1], "dr_grpo")
     assert [s.value for (s,) in got] == [0.25, -0.25, 0.0]
-    apart = mp.score_advantages([[near], [far]], [0, 0], "dr_grpo", within="scope")
+    apart = mp.losses.score_advantages([[near], [far]], [0, 0], "dr_grpo", within="scope")
     assert [s.value for (s,) in apart] == [0.0, 0.0]
-    one = mp.score_advantages([near, [far]], np.array([3, 3]), "dr_grpo")
+    one = mp.losses.score_advantages([near, [far]], np.array([3, 3]), "dr_grpo")
     assert [[s.value for s in of] for of in one] == [[0.25], [-0.25]]
 
 
@@ -161,7 +161,7 @@ def test_a_sample_per_turn_bears_its_turn_in_every_place(own):
     assert mp.pad(samples).loss_turn.tolist() == batch.loss_turn.tolist()
     want = [0, 0, 0, 0, 1.0, 0, 0, 0, 0, 2.0, 0, 0, 0, 0, 3.0]
     assert mp.scatter_rewards(batch).tolist() == want
-    turns = mp.turns_of(samples)
+    turns = mp.losses.turns_of(samples)
     assert turns.turn.tolist() == [0, 1, 2] and turns.rewards().tolist() == [1.0, 2.0, 3.0]
     assert mp.trajectory.group_index(samples, by="step").tolist() == [0, 1, 2]
 
@@ -180,7 +180,7 @@ def test_turns_counted_from_0_in_each_sample_are_not_taken_for_others():
     with pytest.raises(
         mp.ArgumentError, match=r"are of turn 0, before turn 2 of the sample\. Fix: "
     ):
-        mp.turns_of([sample("a", runs, 0), sample("b", runs, 2)])
+        mp.losses.turns_of([sample("a", runs, 0), sample("b", runs, 2)])
 
 
 @pytest.mark.gpu
@@ -193,13 +193,13 @@ def test_on_a_gpu_without_a_wait(method, kind):
     groups, anchor = torch.randint(0, 90, (1_000,), generator=g), torch.arange(10_000) % 7
     given = [rewards, cu, groups, method, kind]
     options = {"gamma": 0.9, "check": False, "anchor": anchor if method == "gigpo" else None}
-    want = mp.turn_advantages(*given, **options)
+    want = mp.losses.turn_advantages(*given, **options)
     moved = [x.cuda() if isinstance(x, torch.Tensor) else x for x in given]
     options = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
-    mp.turn_advantages(*moved, **options)  # kernels are compiled
+    mp.losses.turn_advantages(*moved, **options)  # kernels are compiled
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = mp.turn_advantages(*moved, **options)
+        got = mp.losses.turn_advantages(*moved, **options)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(got.cpu(), want, **CLOSE)

@@ -82,7 +82,7 @@ def test_a_broken_framework_or_another_version_is_named_and_the_others_compared(
         "vime": "5.0 failed (ImportError: no such file: libsomething.so)",
     }
     assert matrix.run(tmp_path, only=["vllm"]) == {}
-    with pytest.raises(mp.TraceError, match=r"verl 0\.8\.0 is not supported"):
+    with pytest.raises(mp.errors.TraceError, match=r"verl 0\.8\.0 is not supported"):
         matrix.compare_traces(tmp_path, failed)
 
 

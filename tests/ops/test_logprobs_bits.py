@@ -252,7 +252,7 @@ def _check_lists_that_nobody_looked_at(own, p, world):
     own.requires_grad_()
     with mock.patch.object(sharded, "check_support"):
         lp, h = sharded_selected_logprobs(
-            own, p.targets, p.rows, world, 0.7, True, support=mp.Support(offsets, ids)
+            own, p.targets, p.rows, world, 0.7, True, support=mp.ops.Support(offsets, ids)
         )
     for x in (lp, h):
         assert x[:2].isnan().all() and not x[2:].isnan().any()

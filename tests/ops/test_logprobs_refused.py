@@ -29,10 +29,10 @@ def call(source, changed, listed=False):
     """With good arguments but those that are `changed`."""
     own = {"targets": torch.tensor([0, 8]), "rows": torch.tensor([0, 3])}
     if source == "logits":
-        run = mp.listed_logprobs if listed else mp.selected_logprobs
+        run = mp.ops.listed_logprobs if listed else mp.selected_logprobs
         own["logits"] = torch.zeros(4, 9)
     else:
-        run = mp.linear_listed_logprobs if listed else mp.linear_selected_logprobs
+        run = mp.ops.linear_listed_logprobs if listed else mp.linear_selected_logprobs
         own |= {"hidden": torch.zeros(4, 3), "weight": torch.zeros(9, 3)}
     return run(**(own | changed))
 

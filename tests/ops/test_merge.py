@@ -59,7 +59,7 @@ def layer(device, rows, depth, width, dtype=torch.float32, bias=True):
     """Random; values of a linear layer's size."""
     parts = torch.randn(rows, depth), torch.randn(width, depth) / depth**0.5, torch.randn(width)
     parts = [x.to(device, dtype).requires_grad_() for x in parts]
-    return mp.Projection(*parts[: 3 if bias else 2])
+    return mp.ops.Projection(*parts[: 3 if bias else 2])
 
 
 def tensors(layers):
@@ -87,9 +87,9 @@ def check_projection(device, dtype, depth, width, levels, bias, sizes=SIZES, run
     weights += [
         torch.randn(len(vision.rows), width, device=device).to(embeddings) for _ in layers[1:]
     ]
-    found = outputs_and_gradients(mp.project_and_merge, embeddings, layers, vision, weights)
+    found = outputs_and_gradients(mp.ops.project_and_merge, embeddings, layers, vision, weights)
     wide = [
-        mp.Projection(*(None if x is None else x.detach().double().requires_grad_() for x in p))
+        mp.ops.Projection(*(None if x is None else x.detach().double().requires_grad_() for x in p))
         for p in layers
     ]
     exact = outputs_and_gradients(
@@ -162,8 +162,8 @@ def test_gradients_by_differences():
     parts = [layer(CPU, 3, 2, 3, torch.float64) for _ in range(2)]
 
     def run(embeddings, *flat):
-        one, other = mp.Projection(*flat[:3]), mp.Projection(*flat[3:])
-        out, made = mp.project_and_merge(embeddings, one, vision, [other])
+        one, other = mp.ops.Projection(*flat[:3]), mp.ops.Projection(*flat[3:])
+        out, made = mp.ops.project_and_merge(embeddings, one, vision, [other])
         return out, *made
 
     assert torch.autograd.gradcheck(run, (text, *tensors(parts)))
@@ -185,7 +185,9 @@ def test_company_changes_nothing(path, device, projected):
         vision = some_vision(device, sizes, runs, gap=1)
         text = torch.zeros(len(vision.source), 72 if projected else 40, dtype=dtype, device=device)
         if projected:
-            merged, _ = mp.project_and_merge(text, mp.Projection(whole, weight, bias), vision)
+            merged, _ = mp.ops.project_and_merge(
+                text, mp.ops.Projection(whole, weight, bias), vision
+            )
         else:
             merged, _ = merge_embeddings(text, whole, vision)
         rows = (vision.source >= before) & (vision.source < before + 37)
@@ -219,7 +221,7 @@ def test_nan_where_nobody_reads(path, device):
     own = layer(device, 5, 8, 16, of_dtype(path))
     with torch.no_grad():
         own.inputs[3:] = torch.nan
-    merged, _ = mp.project_and_merge(embeddings.to(of_dtype(path)), own, vision)
+    merged, _ = mp.ops.project_and_merge(embeddings.to(of_dtype(path)), own, vision)
     assert merged.isfinite().all()
     merged.backward(torch.where(text, torch.nan, 1.0).expand(8, 16).to(merged.dtype))
     assert own.inputs.grad.isfinite().all() and not own.inputs.grad[3:].any()
@@ -235,8 +237,8 @@ def test_what_is_frozen_has_no_gradient(path, device, frozen):
     parts[frozen].requires_grad_(False)
     text = parts["embeddings"]
     merged, (taken,) = merge_embeddings(text, parts["features"], vision, [parts["level"]])
-    own = mp.Projection(*(parts[name] for name in mp.Projection._fields))
-    projected, _ = mp.project_and_merge(text.to(of_dtype(path)), own, vision)
+    own = mp.ops.Projection(*(parts[name] for name in mp.ops.Projection._fields))
+    projected, _ = mp.ops.project_and_merge(text.to(of_dtype(path)), own, vision)
     (merged.sum() + taken.sum() + projected.float().sum()).backward()
     counts = torch.bincount(vision.features, minlength=TOTAL).float()[:, None].expand(TOTAL, 16)
     for name, x in parts.items():
@@ -256,7 +258,7 @@ def test_text_alone(path, device, rows, width):
     assert torch.equal(grads[0], torch.ones_like(text))
     own, level = (layer(device, 0, 6, width, of_dtype(path)) for _ in "ab")
     text = text.detach().to(own.inputs.dtype).requires_grad_()
-    merged, taken = mp.project_and_merge(text, own, vision, [level])
+    merged, taken = mp.ops.project_and_merge(text, own, vision, [level])
     assert torch.equal(merged, text) and taken[0].shape == (0, width)
     merged.sum().backward()
     assert torch.equal(text.grad, torch.ones_like(text)) and not own.weight.grad.any()
@@ -276,7 +278,7 @@ def test_dtypes_and_autocast_are_those_of_transformers():
     for dtype, cast in ((torch.bfloat16, False), (torch.float32, True)):
         own = layer(CPU, TOTAL, 6, 4, dtype)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast):
-            merged, _ = mp.project_and_merge(embeddings, own, vision)
+            merged, _ = mp.ops.project_and_merge(embeddings, own, vision)
             expected, _ = by_torch(embeddings, own, vision)
         assert (merged - expected).abs().max() <= 2**-8 * expected.abs().max()
         assert merged.dtype == torch.float32 and torch.equal(merged, merged.bfloat16().float())
@@ -334,10 +336,10 @@ def test_what_projecting_refuses(changed, message, place):
     vision = some_vision(CPU, [3], [0, 0], gap=1)
     made = {n: torch.zeros(s) if isinstance(s, tuple) else s for n, s in (GOOD | changed).items()}
     embeddings = made.pop("embeddings")
-    layers = [mp.Projection(*(torch.zeros(GOOD[n]) for n in made)), mp.Projection(**made)]
+    layers = [mp.ops.Projection(*(torch.zeros(GOOD[n]) for n in made)), mp.ops.Projection(**made)]
     layers = layers[::-1] if place == "projector" else layers
     with pytest.raises(mp.ArgumentError, match=message.replace("LAYER", place)):
-        mp.project_and_merge(embeddings, layers[0], vision, layers[1:])
+        mp.ops.project_and_merge(embeddings, layers[0], vision, layers[1:])
 
 
 def test_other_things_are_refused():
@@ -350,7 +352,7 @@ def test_other_things_are_refused():
         ((own, moved), r"vision.source runs from 0 to 3, expected \[-1, 3"),
     ):
         with pytest.raises(mp.ArgumentError, match=message):
-            mp.project_and_merge(text, *arguments)
+            mp.ops.project_and_merge(text, *arguments)
     with pytest.raises(mp.ArgumentError, match=r"vision.source runs from 0 to 3, expected \[-1, 3"):
         merge_embeddings(text, torch.zeros(3, 4), moved)
 

@@ -43,7 +43,7 @@ def test_the_loss_is_a_zero_on_the_graph():
 def test_it_has_the_columns_of_the_sample():
     sample = make_sample([("text", [1, 2]), ("response", [3, 4])])
     sample.rollout_logprobs = np.float32([-1, -2])
-    sample.teachers = {"large": mp.Ragged.of([[3], [4]], [[-0.5], [-0.5]])}
+    sample.teachers = {"large": mp.schema.Ragged.of([[3], [4]], [[-0.5], [-0.5]])}
     given = {"advantages": np.float32([1, 2]), "old": torch.ones(2, 3, dtype=torch.float64)}
     full = mp.pack([sample], loss_columns={k: [v] for k, v in given.items()})
     idle = mp.idle_batch(sample, loss_columns=given)

@@ -287,9 +287,11 @@ def planned(samples, **options):
     raise mp.SchemaError([p for d in dropped for p in d.problems])
 
 
-CODEC = mp.CodecIds("codec", np.zeros((1, 1), np.int32), codebook_sizes=(8,), frame_rate=12.5)
-OLD, NEW = (text(v, policy_versions=[mp.PolicyVersion(1, 2, v)]) for v in "13")
-KEPT = text("a", kept_ids=mp.Ragged.of([[2, 3]]))
+CODEC = mp.schema.CodecIds(
+    "codec", np.zeros((1, 1), np.int32), codebook_sizes=(8,), frame_rate=12.5
+)
+OLD, NEW = (text(v, policy_versions=[mp.schema.PolicyVersion(1, 2, v)]) for v in "13")
+KEPT = text("a", kept_ids=mp.schema.Ragged.of([[2, 3]]))
 ODD_PIXELS = {full_sample().media[0].cache_key: np.zeros((3, PATCH_DIM))}
 BREAKS = {
     "MM401": lambda: mp.pack([text(family="qwen2_vl")]),  # whose packing is turned off

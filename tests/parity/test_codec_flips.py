@@ -78,7 +78,7 @@ STEADY = np.repeat(LONG[:, :40], 5, axis=1)  # ids that stay, as of vowels and o
 
 def sample(codes=CODES, content="sha256:aa", codec="c1", batch=None, rate=12.5):
     made = make_sample([("text", [1, 2]), ("response", [3, 4])])
-    piece = mp.CodecIds(codec, np.array(codes, np.int32), (16,) * len(codes), rate, content)
+    piece = mp.schema.CodecIds(codec, np.array(codes, np.int32), (16,) * len(codes), rate, content)
     piece.metadata = {} if batch is None else {"batch_shape": batch}
     made.codec_ids = [piece]
     return made

@@ -108,10 +108,12 @@ def test_any_order(count):
 
 
 def test_duplicate_ids():
-    with pytest.raises(mp.TraceError, match=r"train.*'s0'.*MM007"):
+    with pytest.raises(mp.errors.TraceError, match=r"train.*'s0'.*MM007"):
         compare([small(0), small(1)], [small(0), small(0)])
     late = [small(i) for i in range(200)]
-    with pytest.raises(mp.TraceError, match=r"rollout.*MM007"):  # the first one waits on disk
+    with pytest.raises(
+        mp.errors.TraceError, match=r"rollout.*MM007"
+    ):  # the first one waits on disk
         compare([*late, small(150)], late[:100])
 
 
@@ -120,7 +122,7 @@ def test_paths(tmp_path):
     mp.write_trace(tmp_path / "b.parquet", numbered(3)[::-1])
     assert compare(tmp_path / "a.jsonl", str(tmp_path / "b.parquet"), require=FIELDS[:-1]).ok
     assert compare(tmp_path / "a.jsonl", numbered(3)).ok
-    with pytest.raises(mp.TraceError):
+    with pytest.raises(mp.errors.TraceError):
         compare(tmp_path / "none.jsonl", numbered(3))
 
 
@@ -282,7 +284,7 @@ def test_broken_samples_are_read(left, right):
         ("rewards", [mp.Score("x", 1.0, {"turn": 9})], "MM304"),
         ("rollout_logprobs", np.full(7, 0.5, dtype=np.float32), "MM302"),
         ("prefix_cached_tokens", 10**6, "MM309"),
-        ("bbox_targets", [mp.BboxTarget((0.0, 0.0, 1.0, 1.0))], "MM308"),
+        ("bbox_targets", [mp.schema.BboxTarget((0.0, 0.0, 1.0, 1.0))], "MM308"),
         ("loss_spans", [{"start": 3, "stop": "x", "kind": "response"}], "MM003 in train"),
     ],
 )

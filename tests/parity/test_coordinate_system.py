@@ -34,13 +34,15 @@ def made(system, recorded="its own", boxes=BOXES, field="bbox_targets", rounded=
     numbers = [convert(box, "original_pixels", system, sizes_of(sample, 0)) for box in boxes]
     numbers = [as_floats(written(n, system) if rounded else n) for n in numbers]
     if field == "bbox_targets":
-        sample.bbox_targets = [mp.BboxTarget(n, 0) for n in numbers]
+        sample.bbox_targets = [mp.schema.BboxTarget(n, 0) for n in numbers]
     elif field == "point_targets":
-        sample.point_targets = [mp.PointTarget(n[:2], 0) for n in numbers]
+        sample.point_targets = [mp.schema.PointTarget(n[:2], 0) for n in numbers]
     else:
         start = sample.loss_spans[0].start
         spans = [(start + k, start + k + 1) for k in range(len(numbers))]
-        sample.region_spans = [mp.RegionSpan(*s, 0, n) for s, n in zip(spans, numbers, strict=True)]
+        sample.region_spans = [
+            mp.schema.RegionSpan(*s, 0, n) for s, n in zip(spans, numbers, strict=True)
+        ]
     sample.coordinate_system = system if recorded == "its own" else recorded
     return sample
 
@@ -128,7 +130,9 @@ def test_one_picture_of_three_in_another_system():
             for k, system in enumerate(systems)
         ]
         boxes = [as_floats(written(b, s)) for b, s in zip(boxes, systems, strict=True)]
-        return replace(sample, bbox_targets=[mp.BboxTarget(b, k) for k, b in enumerate(boxes)])
+        return replace(
+            sample, bbox_targets=[mp.schema.BboxTarget(b, k) for k, b in enumerate(boxes)]
+        )
 
     left, right = of_three("absolute_pixels"), of_three("normalized_1000")
     said = "bbox_targets (1 of 3) of train are"

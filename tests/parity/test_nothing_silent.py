@@ -20,9 +20,11 @@ def changed(value):
     match value:
         case np.ndarray():
             return value + np.ones_like(value)
-        case mp.Ragged():
-            return mp.Ragged(value.offsets, value.ids + np.int32(1), value.logprobs)
-        case dict() if all(isinstance(lists, mp.Ragged) for lists in value.values()) and value:
+        case mp.schema.Ragged():
+            return mp.schema.Ragged(value.offsets, value.ids + np.int32(1), value.logprobs)
+        case dict() if (
+            all(isinstance(lists, mp.schema.Ragged) for lists in value.values()) and value
+        ):
             return {name: changed(lists) for name, lists in value.items()}
         case bool() | str():
             return f"{value}x" if isinstance(value, str) else not value
@@ -66,7 +68,7 @@ OF_MEDIA = [name for name in mp.Medium.columns() if name != "modality"]
 def test_any_field_of_a_sample(name):
     left = full_sample()
     if name == "codec_ids":
-        left.codec_ids = [mp.CodecIds("codec", np.array([[1, 2]], np.int32), (8,), 12.5)]
+        left.codec_ids = [mp.schema.CodecIds("codec", np.array([[1, 2]], np.int32), (8,), 12.5)]
     value = getattr(left, name)
     if name == "modality_spans":
         value = [dataclasses.replace(s, frame=7) for s in value]
@@ -101,8 +103,8 @@ def small(**fields):
 
 
 SCORES = [mp.Score("exact", 0.1), mp.Score("format", 1.0, {"turn": 0})]
-SEEN = [mp.ObservationSpan(0, 2, "tool", 0)]
-V = mp.PolicyVersion
+SEEN = [mp.schema.ObservationSpan(0, 2, "tool", 0)]
+V = mp.schema.PolicyVersion
 
 
 @pytest.mark.parametrize(
@@ -113,8 +115,8 @@ V = mp.PolicyVersion
         ("rewards", SCORES, [SCORES[0], mp.Score("format", 0.5, {"turn": 0})], False),
         ("rewards", SCORES, [SCORES[0], mp.Score("format", 1.0)], False),
         ("observation_spans", SEEN, [], False),
-        ("observation_spans", SEEN, [mp.ObservationSpan(0, 3, "tool", 0)], False),
-        ("observation_spans", SEEN, [mp.ObservationSpan(0, 2, "tool", 1)], False),
+        ("observation_spans", SEEN, [mp.schema.ObservationSpan(0, 3, "tool", 0)], False),
+        ("observation_spans", SEEN, [mp.schema.ObservationSpan(0, 2, "tool", 1)], False),
         ("policy_versions", [V(3, 7, "1")], [V(3, 7, "2")], False),
         ("policy_versions", [V(3, 7, "1")], [V(3, 6, "1"), V(6, 7, "2")], False),
         ("finish_reason", "stop", "length", False),
@@ -125,7 +127,10 @@ V = mp.PolicyVersion
         ("policy_versions", [V(3, 5, "1"), V(5, 7, "1")], [V(3, 7, "1")], True),
         (
             "observation_spans",
-            [mp.ObservationSpan(0, 1, "tool", 0), mp.ObservationSpan(1, 2, "tool", 0)],
+            [
+                mp.schema.ObservationSpan(0, 1, "tool", 0),
+                mp.schema.ObservationSpan(1, 2, "tool", 0),
+            ],
             SEEN,
             True,
         ),
@@ -327,7 +332,7 @@ def test_other_lists_and_experts():
     left, right = sides()
     check(left, right)
     lists = [row.tolist() for row in left.kept_ids.lists()]
-    right.kept_ids = mp.Ragged.of([*lists[:2], [*lists[2], 99], lists[3]])
+    right.kept_ids = mp.schema.Ragged.of([*lists[:2], [*lists[2], 99], lists[3]])
     said = "1 of 4 lists of kept ids differ"
     first = check(left, right, "truncated_support", said).first
     assert (first.index, first.span) == (6, (6, 7))
@@ -342,7 +347,7 @@ def test_other_lists_and_experts():
     right.routed_experts = routes_of(right, np.random.default_rng(0), 3, 2)
     check(left, right, "routing", "another number of layers")
     for sample in (left, right):
-        sample.routed_experts, sample.kept_ids = None, mp.Ragged.of([[1], [6], [7], [8]])
+        sample.routed_experts, sample.kept_ids = None, mp.schema.Ragged.of([[1], [6], [7], [8]])
     check(left, right, "unknown", "MM333 in both sides")
 
 
@@ -370,5 +375,5 @@ def test_teachers(tmp_path):
     report = check(left, other(left, teachers=None))
     assert "train" in report.not_compared["teachers"]
     near = (lists.logprobs * (1 + 1e-6)).astype(np.float32)  # as after six digits
-    check(left, other(left, teachers={"t": mp.Ragged(lists.offsets, lists.ids, near)}))
+    check(left, other(left, teachers={"t": mp.schema.Ragged(lists.offsets, lists.ids, near)}))
     check(small(), small(schema_version="1"))

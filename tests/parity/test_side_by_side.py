@@ -77,7 +77,7 @@ def text_sample(rng, name):
         sample.prefix_cached_tokens = rng.randrange(3)
     if rng.random() < 0.5:
         sample.processor, sample.processor_fingerprint = dict(PROCESSOR), "sha256:" + "0" * 64
-        sample.policy_versions = [mp.PolicyVersion(0, len(sample), "w1")]
+        sample.policy_versions = [mp.schema.PolicyVersion(0, len(sample), "w1")]
     if rng.random() < 0.5:
         sample.rewards, sample.finish_reason = [mp.Score("exact", 1.0)], "stop"
         sample.metadata = {"dataset": "geo", "turns": [1, 2]}
@@ -102,7 +102,7 @@ def frames_sample(rng, name):
     for frame in range(patches):
         ids += [7] + [family.video_token_id] * tokens
         sample.modality_spans.append(
-            mp.ModalitySpan(len(ids) - tokens, len(ids), "video", 0, frame)
+            mp.schema.ModalitySpan(len(ids) - tokens, len(ids), "video", 0, frame)
         )
     sample.loss_spans = [mp.LossSpan(len(ids), len(ids) + 3)]
     sample.input_ids = np.array([*ids, 3, 4, 5])

@@ -90,7 +90,7 @@ def test_rows_without_the_ids_between_them(one_span):
         span.start, span.stop = int(place[span.start]), int(place[span.stop])
     if one_span:
         first, *_, last = right.modality_spans
-        right.modality_spans = [mp.ModalitySpan(first.start, last.stop, "image", 0)]
+        right.modality_spans = [mp.schema.ModalitySpan(first.start, last.stop, "image", 0)]
     check(left, right, UNKNOWN, "train lacks the ids between the rows, tiles or frames")
 
 

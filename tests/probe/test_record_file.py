@@ -46,7 +46,7 @@ def test_every_damaged_byte_is_refused_or_harmless(record, tmp_path):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         try:
             found = mp.probe.read_record(path)
-        except mp.TraceError as error:
+        except mp.errors.TraceError as error:
             refused += 1
             assert "\n" not in str(error) and "Fix: " in str(error)
             continue
@@ -55,7 +55,7 @@ def test_every_damaged_byte_is_refused_or_harmless(record, tmp_path):
     assert refused > 100
     for share in (0.0, 0.3, 0.999):
         path.write_bytes(whole[: int(len(whole) * share)])
-        with pytest.raises(mp.TraceError, match="Fix: "):
+        with pytest.raises(mp.errors.TraceError, match="Fix: "):
             mp.probe.read_record(path)
 
 
@@ -108,7 +108,7 @@ def test_wrong_headers_are_refused(record, tmp_path, edit, words):
     path = tmp_path / "a.probe"
     record.save(path)
     edited(path, edit)
-    with pytest.raises(mp.TraceError, match=words):
+    with pytest.raises(mp.errors.TraceError, match=words):
         mp.probe.read_record(path)
 
 
@@ -123,9 +123,9 @@ def test_what_is_no_record(record, tmp_path):
             record.save(path)
         assert not path.exists()
     path.write_text("{}")
-    with pytest.raises(mp.TraceError, match="not a record"):
+    with pytest.raises(mp.errors.TraceError, match="not a record"):
         mp.probe.read_record(path)
-    with pytest.raises(mp.TraceError, match="can't be read"):
+    with pytest.raises(mp.errors.TraceError, match="can't be read"):
         mp.probe.read_record(tmp_path / "none.probe")
 
 
@@ -138,7 +138,7 @@ def test_an_array_that_lies_of_its_size_allocates_nothing(record, tmp_path, shap
     record.save(path)
     parted(path, lambda parts: parts.update({"0.values": lie}))
     tracemalloc.start()
-    with pytest.raises(mp.TraceError, match="Fix: "):
+    with pytest.raises(mp.errors.TraceError, match="Fix: "):
         mp.probe.read_record(path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()
@@ -151,7 +151,7 @@ def test_what_is_no_file(tmp_path):
     os.mkfifo(pipe)
     folder.mkdir()
     for path in (pipe, folder, "/dev/zero"):
-        with pytest.raises(mp.TraceError, match="Fix: name a file"):
+        with pytest.raises(mp.errors.TraceError, match="Fix: name a file"):
             mp.probe.read_record(path)
     for path in (None, 3):
         with pytest.raises(mp.ArgumentError, match="Fix: "):

@@ -37,12 +37,15 @@ def refused(call, error, match):
         ({"rollout_logprobs": [None, -1.0]}, r"rollout_logprobs\[0\] is nan"),
         ({"response_ids": np.array([2**63], np.uint64)}, r"response_ids\[0\]"),
         ({"media": np.zeros((60, 60, 3), np.uint8)}, "media is ndarray, expected a list"),
-        ({"kept_ids": mp.Ragged.of([[1]])}, "kept_ids has 1 lists for 2 response ids"),
+        ({"kept_ids": mp.schema.Ragged.of([[1]])}, "kept_ids has 1 lists for 2 response ids"),
         (
-            {"teachers": {3: mp.Ragged.empty(2, True)}},
+            {"teachers": {3: mp.schema.Ragged.empty(2, True)}},
             "teachers: has the teacher 3, expected a name",
         ),
-        ({"routed_experts": [[[1]]]}, "in memory what mp.compact_routes returns, found an array"),
+        (
+            {"routed_experts": [[[1]]]},
+            "in memory what mp.schema.compact_routes returns, found an array",
+        ),
         ({"routed_experts": np.zeros((2, 1, 1), np.uint8)}, "routes for 2 tokens, expected"),
     ],
 )

@@ -139,15 +139,15 @@ def test_pixels_of_a_medium_are_transformers_own():
     assert torch.equal(torch.as_tensor(medium.pixel_values), made["pixel_values"][0][held])
     side = ours.family.patch_size * ours.family.spatial_merge_size
     frames = torch.randint(0, 256, (2, 3, side, 2 * side), dtype=torch.uint8)
-    rows = mp.video.pack_video(frames, "gemma4")
+    rows = mp.ops.pack_video(frames, "gemma4")
     plan = mp.video.plan_patches([tuple(frames.shape)], "gemma4")
     cut = frames.unfold(2, 16, 16).unfold(3, 16, 16)  # n, c, h, w, 16, 16
     assert torch.equal(rows, cut.permute(0, 2, 3, 4, 5, 1).reshape(rows.shape))
-    assert torch.equal(mp.video.unpack_video(rows, plan)[0], frames)
+    assert torch.equal(mp.ops.unpack_video(rows, plan)[0], frames)
     leaf = rows.float().requires_grad_()
     weight = torch.randn(tuple(frames.shape))
-    (mp.video.unpack_video(leaf, plan)[0] * weight).sum().backward()
-    assert torch.equal(leaf.grad, mp.video.pack_video(weight, "gemma4"))
+    (mp.ops.unpack_video(leaf, plan)[0] * weight).sum().backward()
+    assert torch.equal(leaf.grad, mp.ops.pack_video(weight, "gemma4"))
 
 
 @needs_gemma4
@@ -206,7 +206,7 @@ def test_a_black_frame_is_black_in_every_channel():
     wanted = frames.clone()
     wanted[1] = 0
     rows, dark = (
-        mp.video.pack_video(x, family, **mp.video.normalization(how)).numpy()
+        mp.ops.pack_video(x, family, **mp.video.normalization(how)).numpy()
         for x in (frames, wanted)
     )
     medium = mp.Medium("v", "video", "0" * 64, (2, 3, 6), 4, pixel_values=rows)

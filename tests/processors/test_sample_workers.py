@@ -17,7 +17,7 @@ def test_what_is_wrong_with_one_item_is_wrong_with_it_alone(tmp_path):
     faults = {3: "dies", 4: "raises", 9: "dies once", 10: "gone"}
     faults |= {13: "dies sending", 20: "can't be sent"}
     made = list(mp.SampleWorkers(Faulty(faults, tmp_path), workers=2))
-    letters = {i: x for i, x in enumerate(made) if isinstance(x, mp.DeadLetter)}
+    letters = {i: x for i, x in enumerate(made) if isinstance(x, mp.schema.DeadLetter)}
     codes = {3: "MM504", 4: "MM505", 10: "MM501", 13: "MM504", 20: "MM505"}
     assert {i: x.code for i, x in letters.items()} == codes
     assert all(x.place == f"samples[{i}]" and "\n" not in x.reason for i, x in letters.items())

@@ -166,7 +166,7 @@ def test_a_text_that_is_written_in_part(hf, written, part):
     lost(lambda: processor(log, assistant_loss=True, sample_id="s"), named + ", so the policy")
     lost(lambda: from_chat(log, processor, trajectory_id="t", group_id="g"), named)
     lost(lambda: processor([said(THOUGHT)], [1], sample_id="s"), rf"leaves out {part} .*\('user'\)")
-    with pytest.warns(mp.TemplateWarning, match=named):
+    with pytest.warns(mp.errors.TemplateWarning, match=named):
         processor([*log, said("r")], [1], sample_id="s")
 
 
@@ -212,7 +212,7 @@ def test_thoughts_of_earlier_turns_are_a_warning(by):
     """Qwen3's template leaves them out by its own rule, as the engine's does."""
     messages = [said("x"), answer("y", reasoning_content="hm"), said("z")]
     named = r"leaves out the key 'reasoning_content' of messages\[1\]"
-    with pytest.warns(mp.TemplateWarning, match=named) as caught:
+    with pytest.warns(mp.errors.TemplateWarning, match=named) as caught:
         by("qwen3").render(messages)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -346,7 +346,9 @@ def test_a_template_that_opens_thinking_in_both_places(hf):
         lambda: processor(log, assistant_loss=True, sample_id="s"),
         lambda: from_chat(log, processor, trajectory_id="t", group_id="g"),
     ):
-        with pytest.warns(mp.TemplateWarning, match=r"begins with '</think>\\n\\nFour") as caught:
+        with pytest.warns(
+            mp.errors.TemplateWarning, match=r"begins with '</think>\\n\\nFour"
+        ) as caught:
             act()
         assert caught[0].filename == __file__
 
@@ -374,7 +376,9 @@ def test_turns_that_begin_with_their_own_text(by, name, message):
 
 
 def test_ids_without_loss_spans_warn(processor):
-    with pytest.warns(mp.LossWarning, match="from_ids: 's' has no loss_spans.*Fix: ") as caught:
+    with pytest.warns(
+        mp.errors.LossWarning, match="from_ids: 's' has no loss_spans.*Fix: "
+    ) as caught:
         processor.from_ids([5, 6, 7], sample_id="s")
     assert caught[0].filename == __file__
     choice = {"message": answer("y"), "token_ids": [6]}

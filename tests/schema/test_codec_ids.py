@@ -14,7 +14,7 @@ from mmpack.schema.trace import read_trace, write_trace
 
 
 def audio(codes=((1, 2, 3), (7, 0, 2)), sizes=(4, 8), rate=12.5, **fields):
-    return mp.CodecIds("codec r1", np.array(codes, np.int32), tuple(sizes), rate, **fields)
+    return mp.schema.CodecIds("codec r1", np.array(codes, np.int32), tuple(sizes), rate, **fields)
 
 
 def heard(*pieces):
@@ -59,7 +59,7 @@ def test_another_structure_is_not_read(tmp_path, change, code):
     record = heard(audio()).to_dict()
     change(record["codec_ids"][0])
     (tmp_path / "t.jsonl").write_text(json.dumps(record))
-    with pytest.raises(mp.TraceError, match=code):
+    with pytest.raises(mp.errors.TraceError, match=code):
         list(read_trace(tmp_path / "t.jsonl"))
 
 
@@ -82,7 +82,8 @@ def test_audio_of_a_family_that_hears_none_is_refused(tmp_path, place):
     record[place][0]["modality"] = "audio"
     (tmp_path / "t.jsonl").write_text(json.dumps(record))
     with pytest.raises(
-        mp.TraceError, match=rf"{place}\[0\]\.modality: is audio, which .* does not hear.*MM011"
+        mp.errors.TraceError,
+        match=rf"{place}\[0\]\.modality: is audio, which .* does not hear.*MM011",
     ):
         list(read_trace(tmp_path / "t.jsonl"))
     sample = full_sample()

@@ -18,15 +18,19 @@ from mmpack.schema.dead_letters import letter_of
 from mmpack.schema.jsonl import dump_json
 
 
-def letter(i: int, sample=None) -> mp.DeadLetter:
-    return mp.DeadLetter("MM505", f"reason\nof {i}", f"t.jsonl: record {i}", sample)
+def letter(i: int, sample=None) -> mp.schema.DeadLetter:
+    return mp.schema.DeadLetter("MM505", f"reason\nof {i}", f"t.jsonl: record {i}", sample)
 
 
 def test_letters_come_back(tmp_path):
     kept, odd = full_sample("a"), make_sample([("text", [1, 2])], "odd")
     odd.input_ids = None  # no record can hold it
-    letters = [letter(0, kept), letter(1), mp.DeadLetter("MM001", "no JSON", "p", None, "{x")]
-    book = mp.DeadLetters(tmp_path / "dead.jsonl")
+    letters = [
+        letter(0, kept),
+        letter(1),
+        mp.schema.DeadLetter("MM001", "no JSON", "p", None, "{x"),
+    ]
+    book = mp.schema.DeadLetters(tmp_path / "dead.jsonl")
     book.add([*letters, letter(2, odd)])
     *read, last = book.read()
     assert read == letters and "dead_letter" not in kept.metadata
@@ -39,7 +43,7 @@ def test_letters_with_samples_are_a_trace(tmp_path):
     good = make_sample([("text", [1, 2]), ("response", [3])], "good")
     broken = make_sample([("text", [1, 2]), ("response", [3])], "broken")
     broken.loss_spans = [mp.LossSpan(0, 2)]
-    book = mp.DeadLetters(path)
+    book = mp.schema.DeadLetters(path)
     book.add([letter(0, good), letter(1, broken)])
     [one, two] = mp.read_trace(path)
     about = {"code": "MM505", "reason": "reason\nof 0", "place": "t.jsonl: record 0"}
@@ -51,7 +55,7 @@ def test_letters_with_samples_are_a_trace(tmp_path):
 
 def test_each_name_is_written_once_by_one_and_by_others(tmp_path):
     path = tmp_path / "dead.jsonl"
-    one, two = mp.DeadLetters(path), mp.DeadLetters(path)
+    one, two = mp.schema.DeadLetters(path), mp.schema.DeadLetters(path)
     one.add([letter(0), letter(0), letter(1)])
     two.add([letter(1), letter(2)])
     one.add([letter(2), letter(3)])
@@ -62,9 +66,9 @@ def test_each_name_is_written_once_by_one_and_by_others(tmp_path):
 @pytest.mark.parametrize("cut", [1, 20])
 def test_a_line_that_a_killed_writer_left_goes(tmp_path, cut):
     path = tmp_path / "dead.jsonl"
-    mp.DeadLetters(path).add([letter(0), letter(1)])
+    mp.schema.DeadLetters(path).add([letter(0), letter(1)])
     path.write_bytes(path.read_bytes()[:-cut])
-    book = mp.DeadLetters(path)
+    book = mp.schema.DeadLetters(path)
     book.add([letter(1), letter(2)])
     assert [x.place[-1] for x in book.read()] == ["0", "1", "2"]
     assert path.read_bytes().count(b"\n") == 3
@@ -72,12 +76,12 @@ def test_a_line_that_a_killed_writer_left_goes(tmp_path, cut):
 
 ADDING = """
 import mmpack as mp
-book = mp.DeadLetters({code!r})
+book = mp.schema.DeadLetters({code!r})
 print("ready", flush=True)
 while True:
     for i in range(200):
-        book.add(mp.DeadLetter("MM505", "x" * 5000, str(i)))
-    book = mp.DeadLetters({code!r})
+        book.add(mp.schema.DeadLetter("MM505", "x" * 5000, str(i)))
+    book = mp.schema.DeadLetters({code!r})
 """
 
 
@@ -90,8 +94,8 @@ def test_writers_that_are_killed(tmp_path):
             pass
         two.kill()
         one.kill()
-    book = mp.DeadLetters(path)
-    book.add(mp.DeadLetter("MM505", "last", str(i)) for i in range(200))
+    book = mp.schema.DeadLetters(path)
+    book.add(mp.schema.DeadLetter("MM505", "last", str(i)) for i in range(200))
     assert sorted(int(x.place) for x in book.read()) == list(range(200))
     assert path.read_bytes().count(b"\n") == 200
 
@@ -101,13 +105,13 @@ import resource, signal, sys, warnings
 import mmpack as mp
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-book = mp.DeadLetters(sys.argv[1])
-book.add(mp.DeadLetter("MM505", "first", "0"))
+book = mp.schema.DeadLetters(sys.argv[1])
+book.add(mp.schema.DeadLetter("MM505", "first", "0"))
 resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for i in range(1, 4):
-        book.add(mp.DeadLetter("MM505", "x" * 500, str(i)))
+        book.add(mp.schema.DeadLetter("MM505", "x" * 500, str(i)))
 print(len(said), len(book), book.unwritten, [x.place for x in book.read()])
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 book.flush()
@@ -130,7 +134,7 @@ def test_a_full_disk_keeps_letters_waiting(tmp_path):
 @pytest.mark.parametrize("change", ["rotated", "replaced", "emptied", "grown"])
 def test_a_file_may_be_rotated_or_emptied(tmp_path, change):
     path = tmp_path / "dead.jsonl"
-    book = mp.DeadLetters(path)
+    book = mp.schema.DeadLetters(path)
     book.add([letter(0), letter(1)])
     others = [letter(10 + i, full_sample(f"s{i}")) for i in range(3)]
     if change in ("rotated", "replaced"):
@@ -138,11 +142,11 @@ def test_a_file_may_be_rotated_or_emptied(tmp_path, change):
     else:
         path.write_bytes(b"")
     expected = others if change in ("replaced", "grown") else []
-    mp.DeadLetters(path).add(expected)
+    mp.schema.DeadLetters(path).add(expected)
     book.add([letter(2), letter(1), others[0]])
     book.add(letter(3))
     expected = expected + [letter(2), *([] if expected else others[:1]), letter(3)]
-    assert list(mp.DeadLetters(path).read()) == expected
+    assert list(mp.schema.DeadLetters(path).read()) == expected
     assert b"\0" not in path.read_bytes() and path.read_bytes().count(b"\n") == len(expected)
 
 
@@ -153,10 +157,10 @@ TRACE = (dump_json(full_sample("a").to_dict(numpy=True)) + "\n").encode()
 @pytest.mark.parametrize("content", [CONFIG + b"\n", TRACE, TRACE[:50], b"\0" * 40])
 def test_a_file_of_anything_else_stays_as_it_is(tmp_path, content):
     path = tmp_path / "dead.jsonl"
-    book = mp.DeadLetters(path)
+    book = mp.schema.DeadLetters(path)
     path.write_bytes(content)
     with pytest.raises(ArgumentError, match=r"DeadLetters: .*dead.jsonl (holds|ends in).*Fix: "):
-        mp.DeadLetters(path)
+        mp.schema.DeadLetters(path)
     with pytest.warns(UnwrittenWarning, match=r"dead.jsonl can't be written \((holds|ends in)"):
         book.add(letter(0))
     assert path.read_bytes() == content and book.unwritten == 1
@@ -170,7 +174,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", "/dev/full"):
         with pytest.raises(ArgumentError, match="is no regular file"):
-            mp.DeadLetters(path)
+            mp.schema.DeadLetters(path)
 
 
 def chained(error: Exception, cause: Exception) -> Exception:
@@ -185,7 +189,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
         (FileNotFoundError(errno.ENOENT, "no such file"), "MM501"),
         (chained(ArgumentError("x can't be read"), PermissionError(errno.EACCES, "no")), "MM501"),
         (BlobError("x", "MM502"), "MM502"),
-        (SchemaError([mp.Problem("MM109", "a", "media[0]", "differs")]), "MM109"),
+        (SchemaError([mp.schema.Problem("MM109", "a", "media[0]", "differs")]), "MM109"),
     ],
 )
 def test_codes_of_errors(error, code):
@@ -234,7 +238,7 @@ def test_reading_goes_on_past_damaged_records(tmp_path, name):
     text = b"".join(lines)
     path = tmp_path / name
     path.write_bytes(text if name == "t.jsonl" else zstandard.ZstdCompressor().compress(text))
-    book = mp.DeadLetters(tmp_path / "dead.jsonl")
+    book = mp.schema.DeadLetters(tmp_path / "dead.jsonl")
     read = list(mp.read_trace(path, dead_letters=book))
     assert read == [s for i, s in enumerate(samples) if i not in broken]
     assert {x.place: x.code for x in book.read()} == expected

@@ -19,7 +19,7 @@ def sample_of(i: int) -> mp.Sample:
     pixels = np.random.default_rng(i // 4).random((16, 1176), np.float32)
     medium = mp.Medium(f"m{i // 4}", "image", key, (1, 4, 4), 4, pixel_values=pixels)
     ids = np.array([1, 151652, *[151655] * 4, 151653, 5 + i, 6])
-    spans = [mp.ModalitySpan(2, 6, "image", 0)]
+    spans = [mp.schema.ModalitySpan(2, 6, "image", 0)]
     group = f"g{i // 4}"
     return mp.Sample(f"s{i}", group, "qwen2_5_vl", ids, [medium], spans, [mp.LossSpan(7, 9)])
 

@@ -39,8 +39,8 @@ class Problem:
     leaves: list[Tensor]  # logits [T, V], or hidden [T, H], weight [V, H], bias [V]
     targets: Tensor
     rows: Tensor
-    support: mp.Support | None = None
-    lists: dict[str, mp.Support] = field(default_factory=dict)
+    support: mp.ops.Support | None = None
+    lists: dict[str, mp.ops.Support] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ class Problem:
         else:
             arguments = first, self.targets
         if self.lists:
-            run = mp.linear_listed_logprobs if head else mp.listed_logprobs
+            run = mp.ops.linear_listed_logprobs if head else mp.ops.listed_logprobs
             out = run(*arguments, self.lists, **options)
             return {"": out.targets, "entropy": out.entropy, **out.lists}
         run = mp.linear_selected_logprobs if head else mp.selected_logprobs

@@ -84,7 +84,7 @@ class Engine:
         out = logprobs_and_gradients(self.model, mp.pad([bare]))
         routes = torch.stack(self.taken, dim=1)
         routes[-1] = 0
-        sample.routed_experts = mp.compact_routes(routes.numpy(), EXPERTS)
+        sample.routed_experts = mp.schema.compact_routes(routes.numpy(), EXPERTS)
         return out
 
     def answers(self, samples: list[Sample], seeds: list[int]) -> tuple[torch.Tensor, Gradients]:

@@ -118,7 +118,7 @@ def test_scores_are_counted_once_and_by_turn():
     two = dataclasses.replace(
         two,
         rewards=[Score("step", 0.5), Score("box", 1.0, {"region": 0})],
-        costs=[mp.Cost("slow", 0.25, {"span": [start, start + 1]})],
+        costs=[mp.schema.Cost("slow", 0.25, {"span": [start, start + 1]})],
         region_spans=[RegionSpan(start, start + 2, 1, point=(1.0, 2.0))],
         action_spans=[ActionSpan(start, start + 2, {"action": "click"})],
         policy_versions=[PolicyVersion(start, len(two), "w1")],
@@ -222,7 +222,7 @@ def test_the_score_of_an_episode_is_where_its_last_loss_token_is():
 def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, silent):
     """Through samples, a trace file, packs, and back: nothing is counted anew, and no score is lost."""
     turns = [
-        dataclasses.replace(t, rewards=[Score("step", float(k + 1))], costs=[mp.Cost("slow", k + 1.0)])
+        dataclasses.replace(t, rewards=[Score("step", float(k + 1))], costs=[mp.schema.Cost("slow", k + 1.0)])
         for k, t in enumerate(grown(3))
     ]  # fmt: skip
     start = len(turns[silent].context_ids)
@@ -248,7 +248,7 @@ def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, si
     per_turn = [1.0, 2.0, 3.0]
     per_turn[silent] += 0.25
     per_turn[1 if silent == 2 else 2] += 10.0  # the outcome: of the last turn that has a loss token
-    of_turns = mp.turns_of(samples)
+    of_turns = mp.losses.turns_of(samples)
     assert of_turns.turn.tolist() == [0, 1, 2] and of_turns.rewards().tolist() == per_turn
     assert of_turns.rewards(weights={"form": 1.0}).tolist()[silent] == 0.25
     returns = mp.discounted_returns(of_turns.rewards(), of_turns.cu_turns, gamma=0.5)
@@ -260,7 +260,7 @@ def test_a_turn_without_loss_keeps_its_number_and_its_scores(tmp_path, merge, si
     with pytest.raises(ArgumentError, match=r"for {'turn': \d}, which has no loss token.*turns_of"):
         mp.scatter_rewards(batch)
     with pytest.raises(ArgumentError, match="which has no loss token"):
-        mp.scatter_costs(batch)
+        mp.losses.scatter_costs(batch)
 
 
 def test_a_turn_without_loss_is_cut_whole():

@@ -37,13 +37,13 @@ def watched(family, medium, twice=False, before=(5, 6), markers="kept", stamps=N
         t, *_ = medium.grid_thw
         if about.video_layout != "frames":
             ids.append(START)
-            spans.append(mp.ModalitySpan(len(ids), len(ids) + 4 * t, "video", 0))
+            spans.append(mp.schema.ModalitySpan(len(ids), len(ids) + 4 * t, "video", 0))
             ids.extend([VIDEO] * 4 * t + [END])
             return
         ids.extend([START] * (markers == "kept"))
         for k in range(t):
             ids.extend([*stamps[k], START])
-            spans.append(mp.ModalitySpan(len(ids), len(ids) + 4, "video", 0, k))
+            spans.append(mp.schema.ModalitySpan(len(ids), len(ids) + 4, "video", 0, k))
             ids.extend([VIDEO] * 4 + [END])
         ids.extend([END] * (markers == "kept"))
 

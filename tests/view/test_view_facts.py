@@ -52,7 +52,9 @@ def test_roles_by_hand():
             ("response", [8], 1),
         ]
     )
-    sample.action_spans = [mp.ActionSpan(len(sample) - 2, len(sample) - 1, {"action": "wait"}, 0)]
+    sample.action_spans = [
+        mp.schema.ActionSpan(len(sample) - 2, len(sample) - 1, {"action": "wait"}, 0)
+    ]
     roles = roles_of(sample)
     letters = "".join("PIVORTA"[r] for r in roles.role)
     assert letters == "PP" + "P" + "IIII" + "P" + "TT" + "AA" + "A" + "R"
@@ -171,10 +173,10 @@ def test_points_are_fractions_of_the_picture(system, point, expected):
     sample = make_sample([("text", [1]), ("image", (1, 6, 8)), ("response", [2, 3, 4])])
     sample.coordinate_system = system
     start = len(sample) - 2
-    sample.region_spans = [mp.RegionSpan(start, start + 1, 0, point=point)]
-    sample.point_targets = [mp.PointTarget(point=point)]
+    sample.region_spans = [mp.schema.RegionSpan(start, start + 1, 0, point=point)]
+    sample.point_targets = [mp.schema.PointTarget(point=point)]
     action = {"action": "click", "x": point[0], "y": point[1]}
-    sample.action_spans = [mp.ActionSpan(start, start + 1, action)]
+    sample.action_spans = [mp.schema.ActionSpan(start, start + 1, action)]
     marks = marks_of(sample)
     assert [(m.role, m.shape, m.media_index) for m in marks] == [
         ("region", "point", 0), ("target", "point", 0), ("action", "click", 0)
@@ -189,14 +191,14 @@ def test_what_places_are_read_in():
     sample = make_sample([("text", [1]), ("image", (1, 6, 8)), ("response", [2])])
     sample.coordinate_system, sample.screen_size = "absolute_pixels", (1920, 1080)
     for point in ((960.0, 270.0), (56.0, 21.0)):  # the second fits what the model saw
-        sample.point_targets = [mp.PointTarget(point=point)]
+        sample.point_targets = [mp.schema.PointTarget(point=point)]
         (mark,) = marks_of(sample)
         assert mark.points[0] == pytest.approx((0.5, 0.25))
     click = {"action": "click", "coordinate": [500, 250]}
     for family, at in (("qwen3_vl", (0.5, 0.25)), ("qwen2_5_vl", (500 / 448, 250 / 448))):
         parts = [("text", [1]), ("image", (1, 32, 32)), ("response", [2])]
         sample = make_sample(parts, family=family)
-        sample.action_spans = [mp.ActionSpan(len(sample) - 1, len(sample), click)]
+        sample.action_spans = [mp.schema.ActionSpan(len(sample) - 1, len(sample), click)]
         assert marks_of(sample)[0].points[0] == pytest.approx(at)
 
 
@@ -204,16 +206,16 @@ def test_a_place_without_numbers_or_medium_is_not_drawn():
     sample = make_sample([("text", [1]), ("image", (1, 6, 8)), ("response", [2])])
     sample.coordinate_system = "normalized_1"
     sample.region_spans = [
-        mp.RegionSpan(1, 2, 7, point=(0.1, 0.2)),
-        mp.RegionSpan(1, 2, 0, point=(float("nan"), 0.2)),
-        mp.RegionSpan(1, 2, 0),
+        mp.schema.RegionSpan(1, 2, 7, point=(0.1, 0.2)),
+        mp.schema.RegionSpan(1, 2, 0, point=(float("nan"), 0.2)),
+        mp.schema.RegionSpan(1, 2, 0),
     ]
     assert marks_of(sample) == []
-    sample.region_spans = [mp.RegionSpan(1, 2, 0, bbox=(0.9, 0.9, 1.4, 0.1))]
+    sample.region_spans = [mp.schema.RegionSpan(1, 2, 0, bbox=(0.9, 0.9, 1.4, 0.1))]
     (mark,) = marks_of(sample)
     assert mark.outside and mark.points == ((0.9, 0.1), (1.4, 0.9))
     text_only = make_sample([("text", [1]), ("response", [2])])
-    text_only.action_spans = [mp.ActionSpan(1, 2, {"action": "click", "coordinate": [1, 2]})]
+    text_only.action_spans = [mp.schema.ActionSpan(1, 2, {"action": "click", "coordinate": [1, 2]})]
     assert marks_of(text_only) == []
 
 
@@ -260,7 +262,7 @@ def test_actions_of_any_format(action, words):
 def test_a_scroll_has_an_arrow(action, to):
     sample = make_sample([("text", [1]), ("image", (1, 6, 8)), ("response", [2])])
     sample.coordinate_system = "normalized_1"
-    sample.action_spans = [mp.ActionSpan(len(sample) - 1, len(sample), action)]
+    sample.action_spans = [mp.schema.ActionSpan(len(sample) - 1, len(sample), action)]
     (mark,) = marks_of(sample)
     (x0, y0), (x1, y1) = mark.points
     assert mark.shape == "path" and (np.sign([x1 - x0, y1 - y0]) == to).all()

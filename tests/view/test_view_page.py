@@ -110,9 +110,9 @@ def test_any_sample_makes_a_page(sample):
 
 def test_what_is_to_be_replayed_is_drawn():
     sample = make_sample([("text", [1, 2]), ("response", [5, 6], 0)])
-    sample.kept_ids = mp.Ragged.of([[5], [6, 7, 8]])
-    sample.teachers = {"32B": mp.Ragged.of([[5], []], [[-0.5], []])}
-    sample.routed_experts = mp.compact_routes([[[0, 1]]] * 4, 8)
+    sample.kept_ids = mp.schema.Ragged.of([[5], [6, 7, 8]])
+    sample.teachers = {"32B": mp.schema.Ragged.of([[5], []], [[-0.5], []])}
+    sample.routed_experts = mp.schema.compact_routes([[[0, 1]]] * 4, 8)
     page = Page(mp.view.html([sample]))
     given = [dict(a)["data-q"] for _, a in page.tags if "data-q" in dict(a)]
     assert given == ["AABAAD"]  # 1 and 3 of base 64
@@ -125,8 +125,8 @@ def broken():
     sample = make_sample([("text", [1, 2, 3]), ("image", (1, 4, 4)), ("response", [4, 5], 0)])
     sample.loss_spans = [mp.LossSpan(5, 900), mp.LossSpan(7, 2), mp.LossSpan(0, 1)]
     sample.modality_spans[0].media_index = 9
-    sample.action_spans = [mp.ActionSpan(800, 900, {"coordinate": "x"})]
-    sample.region_spans = [mp.RegionSpan(1, 2, 5, bbox=(1, 2, 3, 4))]
+    sample.action_spans = [mp.schema.ActionSpan(800, 900, {"coordinate": "x"})]
+    sample.region_spans = [mp.schema.RegionSpan(1, 2, 5, bbox=(1, 2, 3, 4))]
     sample.rollout_logprobs = np.zeros(3, np.float32)
     sample.coordinate_system = "absolute_pixels"
     return sample

@@ -70,15 +70,15 @@ def group_advantages(
     Args: rewards: [B] float. group_index: [B] int, any numbers in any order. eps: TRL takes 1e-4, verl 1e-6.
     num_tokens: [B] int, the loss tokens of each sample (`Sample.num_loss_tokens`), for `reinforce_pp` and `gdpo`.
     unit_index: [B] int; samples with one number count once, as one member of their group: the per-turn samples of a
-    trajectory (`mp.turns_of(samples).sample_trajectory`), which have one reward. None: every sample counts. weights:
-    name of a reward to its factor, for `gdpo`; None: 1 each. k: for `pass_at_k`.
+    trajectory (`mp.losses.turns_of(samples).sample_trajectory`), which have one reward. None: every sample counts.
+    weights: name of a reward to its factor, for `gdpo`; None: 1 each. k: for `pass_at_k`.
     check: read the values, which waits for a GPU once per batch. A NaN or infinite reward is an error. If all groups
     have one sample (no `group_id`) and every advantage is 0 for that, it is a UserWarning. False reads nothing and
     does not wait, as a CUDA graph needs it; while torch.compile traces, nothing is read either. With `unit_index` on
     a GPU the number of units is read all the same.
     Sums are float64 and in the order of the batch, so all of a group get the same mean and std. Of float64 rewards the
     first 32 bits count, so that equal ones have a std of 0. One launch on a GPU, but for `loo_std`, `gdpo` and
-    `pass_at_k`. For groups that are split over ranks: `mp.gather_rewards`.
+    `pass_at_k`. For groups that are split over ranks: `mp.losses.gather_rewards`.
     Raises ArgumentError for shapes, dtypes and devices that don't fit, an eps below 0, an unknown kind, and rewards as
     said.
 

@@ -21,7 +21,7 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     Every rank calls it, with as many columns as the others and any number of samples; without torch.distributed the
     columns are returned as they are. Values keep their bits, so results computed from them equal those of one process:
 
-        rewards, group_index, own = mp.gather_rewards(rewards, group_index)
+        rewards, group_index, own = mp.losses.gather_rewards(rewards, group_index)
         advantages = mp.group_advantages(rewards, group_index)[own]
 
     Args: columns: [b] each, of any dtype, one value per sample of this rank: rewards, group_index, num_tokens,
@@ -34,7 +34,7 @@ def gather_rewards(*columns: Tensor, process_group: Any = None) -> tuple[Any, ..
     Example: one process.
         >>> import torch
         >>> import mmpack as mp
-        >>> mp.gather_rewards(torch.tensor([1.0, 0.5]))
+        >>> mp.losses.gather_rewards(torch.tensor([1.0, 0.5]))
         (tensor([1.0000, 0.5000]), slice(0, 2, None))
     """
     names = {f"columns[{k}]": column for k, column in enumerate(columns)}

@@ -37,7 +37,7 @@ def score_advantages(
     Example: boxes of two samples of one prompt.
         >>> import mmpack as mp
         >>> near, far = mp.Score("iou", 0.75, {"region": 0}), mp.Score("iou", 0.25, {"region": 0})
-        >>> [[one.value for one in of] for of in mp.score_advantages([[near], [far]], [0, 0], "dr_grpo")]
+        >>> [[one.value for one in of] for of in mp.losses.score_advantages([[near], [far]], [0, 0], "dr_grpo")]
         [[0.25], [-0.25]]
     """
     what = "score_advantages"

@@ -46,8 +46,8 @@ def scatter_costs(
         >>> import mmpack as mp
         >>> ids, loss = np.array([5, 6, 7, 8]), [mp.LossSpan(2, 4)]
         >>> sample = mp.Sample("s", "g", "qwen2_vl", ids, media=[], modality_spans=[], loss_spans=loss)
-        >>> sample.costs = [mp.Cost("harm", 1.0)]
-        >>> mp.scatter_costs(mp.pack([sample])).mean()
+        >>> sample.costs = [mp.schema.Cost("harm", 1.0)]
+        >>> mp.losses.scatter_costs(mp.pack([sample])).mean()
         {'harm': 0.5}
     """
     check_batch("scatter_costs", batch)
@@ -86,7 +86,7 @@ def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]
         found = f"of length {len(costs)}" if sequence else kind_of(costs)
         raise ArgumentError(
             f"scatter_costs: costs is {found} for {num_samples} samples, expected Costs or a list of Cost for each. "
-            "Fix: pass Costs({'name': tensor}), or [[mp.Cost('name', value)], …]"
+            "Fix: pass Costs({'name': tensor}), or [[mp.schema.Cost('name', value)], …]"
         )
     for i, of_sample in enumerate(costs):
         wrong = not isinstance(of_sample, Sequence) or isinstance(of_sample, (str, bytes))
@@ -94,6 +94,6 @@ def _lists(costs: Sequence[Sequence[Cost]], num_samples: int) -> list[list[Cost]
         if odd is not None:
             raise ArgumentError(
                 f"scatter_costs: costs[{i}] holds {kind_of(odd)}, expected Cost. "
-                "Fix: pass mp.Cost(name, value, scope); rewards go through scatter_rewards"
+                "Fix: pass mp.schema.Cost(name, value, scope); rewards go through scatter_rewards"
             )
     return [list(of_sample) for of_sample in costs]

@@ -69,8 +69,8 @@ def teacher_divergence(
         >>> import torch
         >>> import mmpack as mp
         >>> offsets, ids = torch.tensor([0, 2]), torch.tensor([3, 7])
-        >>> teacher = mp.ScoredSupport(offsets, ids, torch.tensor([0.8, 0.1]).log())
-        >>> mp.teacher_divergence(torch.tensor([0.5, 0.25]).log(), teacher)
+        >>> teacher = mp.ops.ScoredSupport(offsets, ids, torch.tensor([0.8, 0.1]).log())
+        >>> mp.losses.teacher_divergence(torch.tensor([0.5, 0.25]).log(), teacher)
         tensor([0.1927], dtype=torch.float64)
     """
     check_teacher(WHAT, "teacher", teacher)
@@ -126,7 +126,7 @@ def check_teacher(what: str, where: str, teacher: Any) -> None:
     if not isinstance(teacher, ScoredSupport):
         raise ArgumentError(
             f"{what}: {where} is {kind_of(teacher)}, expected a ScoredSupport. "
-            f"Fix: pass batch.teachers[name], or mp.ScoredSupport(offsets, ids, logprobs)"
+            f"Fix: pass batch.teachers[name], or mp.ops.ScoredSupport(offsets, ids, logprobs)"
         )
     check_list(what, where, teacher)
     given, name = teacher.logprobs, f"{where}.logprobs"

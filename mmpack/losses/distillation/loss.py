@@ -79,7 +79,7 @@ def distillation_loss(
     Example: the teacher says nothing of the second token.
         >>> import torch
         >>> import mmpack as mp
-        >>> teacher = mp.ScoredSupport(torch.tensor([0, 1, 1]), torch.tensor([3]), torch.tensor([-0.5]))
+        >>> teacher = mp.ops.ScoredSupport(torch.tensor([0, 1, 1]), torch.tensor([3]), torch.tensor([-0.5]))
         >>> logprobs = torch.tensor([-1.0], requires_grad=True)
         >>> cu_loss = torch.tensor([0, 2], dtype=torch.int32)
         >>> out = mp.distillation_loss({"32B": logprobs}, {"32B": teacher}, cu_loss, tail="ignore")

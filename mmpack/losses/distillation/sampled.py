@@ -38,8 +38,8 @@ def teacher_logprobs(
         >>> import torch
         >>> import mmpack as mp
         >>> scores = torch.tensor([-0.25, -1.5])
-        >>> teacher = mp.ScoredSupport(torch.tensor([0, 2, 2]), torch.tensor([3, 7]), scores)
-        >>> mp.teacher_logprobs(teacher, torch.tensor([7, 5]), otherwise=torch.tensor([-2.0, -3.0]))
+        >>> teacher = mp.ops.ScoredSupport(torch.tensor([0, 2, 2]), torch.tensor([3, 7]), scores)
+        >>> mp.losses.teacher_logprobs(teacher, torch.tensor([7, 5]), otherwise=torch.tensor([-2.0, -3.0]))
         tensor([-1.5000, -3.0000])
     """
     what = "teacher_logprobs"
@@ -81,8 +81,8 @@ def teacher_advantages(
     Example: the teacher finds the first token likelier than the policy does.
         >>> import torch
         >>> import mmpack as mp
-        >>> teacher = mp.ScoredSupport(torch.tensor([0, 1, 1]), torch.tensor([3]), torch.tensor([-0.5]))
-        >>> mp.teacher_advantages(torch.tensor([-1.5, -1.0]), torch.tensor([3, 4]), {"32B": teacher})
+        >>> teacher = mp.ops.ScoredSupport(torch.tensor([0, 1, 1]), torch.tensor([3]), torch.tensor([-0.5]))
+        >>> mp.losses.teacher_advantages(torch.tensor([-1.5, -1.0]), torch.tensor([3, 4]), {"32B": teacher})
         tensor([1., 0.])
     """
     what = "teacher_advantages"

@@ -26,7 +26,7 @@ def score_columns(
     Example:
         >>> import mmpack as mp
         >>> exact, form = mp.Score("exact", 1.0), mp.Score("form", 0.5)
-        >>> mp.score_columns([[exact, form], [form]], missing=0.0)["exact"]
+        >>> mp.losses.score_columns([[exact, form], [form]], missing=0.0)["exact"]
         tensor([1., 0.], dtype=torch.float64)
     """
     what = "score_columns"

@@ -24,7 +24,7 @@ def linear_length_scores(
 
     Example:
         >>> import mmpack as mp
-        >>> [s.value for (s,) in mp.linear_length_scores([90, 120], target=100, alpha=0.01)]
+        >>> [s.value for (s,) in mp.losses.linear_length_scores([90, 120], target=100, alpha=0.01)]
         [-0.1, -0.2]
     """
     what = "linear_length_scores"
@@ -46,7 +46,7 @@ def group_length_scores(
 
     Example: a right answer that is long, and two wrong ones.
         >>> import mmpack as mp
-        >>> scores = mp.group_length_scores([30, 10, 20], [0, 0, 0], [True, False, False])
+        >>> scores = mp.losses.group_length_scores([30, 10, 20], [0, 0, 0], [True, False, False])
         >>> [s.value for (s,) in scores]
         [-0.5, 0.0, 0.0]
     """
@@ -88,7 +88,7 @@ def cosine_length_scores(
 
     Example: two of half the length, right and wrong, and one that was cut off.
         >>> import mmpack as mp
-        >>> scores = mp.cosine_length_scores([50, 50, 100], [True, False, False], max_length=100)
+        >>> scores = mp.losses.cosine_length_scores([50, 50, 100], [True, False, False], max_length=100)
         >>> [s.value for (s,) in scores]
         [1.5, -5.0, -10.0]
     """
@@ -119,7 +119,7 @@ def soft_overlong_scores(
 
     Example:
         >>> import mmpack as mp
-        >>> [s.value for (s,) in mp.soft_overlong_scores([70, 90, 100, 130], max_length=100, buffer=20)]
+        >>> [s.value for (s,) in mp.losses.soft_overlong_scores([70, 90, 100, 130], max_length=100, buffer=20)]
         [0.0, -0.5, -1.0, -1.0]
     """
     what = "soft_overlong_scores"

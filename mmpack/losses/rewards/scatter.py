@@ -41,8 +41,8 @@ def scatter_rewards(
         batch: a PackedBatch or PaddedBatch.
         rewards: instead of `Sample.rewards`: B lists of Score, [B] numbers (scope "sequence", name "reward"), or a
             dict of name to [B] numbers. A tensor for a batch on a GPU is scattered there without waiting.
-        more: the same, to be added: `batch.verifiers`, length penalties (`mp.soft_overlong_scores`), another model's
-            numbers.
+        more: the same, to be added: `batch.verifiers`, length penalties (`mp.losses.soft_overlong_scores`), another
+            model's numbers.
         weights: name of a score to its factor; scores that are not named are left out. None: all, with factor 1. A name
             that no score of the batch bears is an error where scores are left out, for it may be misspelt.
         at: where a score goes within its scope: to its `last` loss token, in full to `all`, or evenly spread (`mean`).

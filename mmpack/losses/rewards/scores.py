@@ -303,7 +303,7 @@ def _check_have_tokens(
         raise ArgumentError(
             f"{what}: {given.name[k]!r} of sample {batch.sample_ids[given.sample[k]]!r} is {given.value[k]} for "
             f"{given.scope[k]!r}, which has no loss token. Fix: leave the sample out of the batch, give the score 0, "
-            "or credit turns: mp.turns_of(samples).rewards() has those without loss, for the returns of earlier ones"
+            "or credit turns: mp.losses.turns_of(samples).rewards() has those without loss, for earlier ones' returns"
         )
 
 

@@ -53,7 +53,7 @@ def turn_advantages(
         >>> import mmpack as mp
         >>> rewards, cu_turns = torch.tensor([0.0, 1.0, 0.0, 0.0]), torch.tensor([0, 2, 4])
         >>> group_index, anchor = torch.tensor([0, 0]), torch.tensor([7, 8, 7, 9])
-        >>> mp.turn_advantages(rewards, cu_turns, group_index, "gigpo", "dr_grpo", anchor=anchor)
+        >>> mp.losses.turn_advantages(rewards, cu_turns, group_index, "gigpo", "dr_grpo", anchor=anchor)
         tensor([ 1.0000,  0.5000, -1.0000, -0.5000])
     """
     what = "turn_advantages"

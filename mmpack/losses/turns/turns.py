@@ -104,7 +104,7 @@ def turns_of(samples: Sequence[Sample]) -> Turns:
         ...     )
         ...     for turn, reward in enumerate([0.0, 1.0])
         ... ]
-        >>> turns = mp.turns_of(samples)
+        >>> turns = mp.losses.turns_of(samples)
         >>> turns
         Turns(trajectories=1, turns=2, loss_tokens=4)
         >>> returns = mp.discounted_returns(turns.rewards(), turns.cu_turns, gamma=0.5)

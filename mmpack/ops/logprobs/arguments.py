@@ -109,7 +109,7 @@ def check_list(what: str, where: str, support: Any) -> None:
     if not isinstance(support, Support):
         raise ArgumentError(
             f"{what}: {where} is {kind_of(support)}, expected a Support. "
-            "Fix: pass batch.kept_ids, or mp.Support(offsets, ids)"
+            "Fix: pass batch.kept_ids, or mp.ops.Support(offsets, ids)"
         )
     offsets, ids = support.offsets, support.ids
     named = {f"{where}.offsets": offsets, f"{where}.ids": ids}

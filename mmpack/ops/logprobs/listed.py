@@ -71,8 +71,8 @@ def listed_logprobs(
         >>> import torch
         >>> import mmpack as mp
         >>> logits = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
-        >>> teacher = mp.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
-        >>> out = mp.listed_logprobs(logits, torch.tensor([1, 2]), {"32B": teacher})
+        >>> teacher = mp.ops.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
+        >>> out = mp.ops.listed_logprobs(logits, torch.tensor([1, 2]), {"32B": teacher})
         >>> out.targets, out.lists["32B"]
         (tensor([-0.2395, -1.0986]), tensor([-2.2395, -0.2395]))
     """
@@ -118,8 +118,8 @@ def linear_listed_logprobs(
         >>> import torch
         >>> import mmpack as mp
         >>> hidden, weight = torch.eye(2), torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 0.0]])
-        >>> teacher = mp.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
-        >>> out = mp.linear_listed_logprobs(hidden, weight, torch.tensor([1, 2]), {"32B": teacher})
+        >>> teacher = mp.ops.Support(torch.tensor([0, 2, 2]), torch.tensor([0, 1]))
+        >>> out = mp.ops.linear_listed_logprobs(hidden, weight, torch.tensor([1, 2]), {"32B": teacher})
         >>> out.targets, out.lists["32B"]
         (tensor([-0.2395, -1.0986]), tensor([-2.2395, -0.2395]))
     """

@@ -55,7 +55,7 @@ def pack_video(
         >>> import numpy as np
         >>> import mmpack as mp
         >>> frames = np.full((2, 56, 28, 3), 255, dtype=np.uint8)
-        >>> rows = mp.video.pack_video(frames, "qwen2_vl", rescale_factor=1 / 255)
+        >>> rows = mp.ops.pack_video(frames, "qwen2_vl", rescale_factor=1 / 255)
         >>> rows.shape, float(rows.max())
         (torch.Size([8, 1176]), 1.0)
     """

@@ -62,8 +62,8 @@ def project_and_merge(
         >>> from mmpack.ops.rows.inverse import inverse_index
         >>> source, rows, index = torch.tensor([-1, 0, 1]), torch.tensor([1, 2]), torch.tensor([0, 1])
         >>> vision = VisionRows(source, rows, index, *inverse_index(index, 2))
-        >>> projector = mp.Projection(torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [100.0]]))
-        >>> mp.project_and_merge(torch.zeros(3, 2), projector, vision)[0].tolist()
+        >>> projector = mp.ops.Projection(torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [100.0]]))
+        >>> mp.ops.project_and_merge(torch.zeros(3, 2), projector, vision)[0].tolist()
         [[0.0, 0.0], [10.0, 100.0], [20.0, 200.0]]
     """
     if not isinstance(levels, Sequence):
@@ -84,7 +84,7 @@ def _check(embeddings: Tensor, given: dict[str, Projection], vision: VisionRows)
     for name, p in given.items():
         if not isinstance(p, Projection):
             raise ArgumentError(
-                f"{what}: {name} is {kind_of(p)}, expected a Projection. Fix: pass mp.Projection(inputs, weight, bias)"
+                f"{what}: {name} is {kind_of(p)}. Fix: pass mp.ops.Projection(inputs, weight, bias)"
             )
         parts |= {f"{name}.{field}": x for field, x in zip(p._fields, p, strict=True)}
     biases = [name for name in parts if name.endswith(".bias")]

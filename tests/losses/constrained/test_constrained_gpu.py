@@ -27,7 +27,10 @@ def samples():
         parts = [("text", range(3)), ("response", range(4 + i), 0), ("response", range(2), 1)]
         sample = make_sample(parts, f"s{i}", f"g{i // 3}")
         sample.rewards = [mp.Score("paid", float(i % 4))]
-        sample.costs = [mp.Cost("harm", i / 8, {"turn": 0}), mp.Cost("slow", float(i % 2))]
+        sample.costs = [
+            mp.schema.Cost("harm", i / 8, {"turn": 0}),
+            mp.schema.Cost("slow", float(i % 2)),
+        ]
         out.append(sample)
     return out
 
@@ -38,7 +41,7 @@ def of_device(device):
     batch = mp.pack(given)
     chunks = action_chunks(batch).to(device)
     batch = batch.to(device)
-    tokens = mp.scatter_costs(batch, Costs.of(given).to(device), at="mean")
+    tokens = mp.losses.scatter_costs(batch, Costs.of(given).to(device), at="mean")
     paid = Rewards.of(given).to(device).advantages(batch.group_index, "rloo")
     charged = tokens.per_sample(batch.cu_loss).advantages(batch.group_index, "rloo")
     advantages = constrained_advantages(paid, charged, {"harm": 0.5, "slow": 2.0})

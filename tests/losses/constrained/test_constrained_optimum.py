@@ -50,7 +50,7 @@ def answer(i, arm):
     """A prompt of one token; the arm is the response."""
     ids = np.array([0, arm])
     sample = mp.Sample(str(i), "bandit", "qwen2_vl", ids, [], [], [mp.LossSpan(1, 2)])
-    sample.rewards, sample.costs = [mp.Score("paid", R[arm])], [mp.Cost("harm", C[arm])]
+    sample.rewards, sample.costs = [mp.Score("paid", R[arm])], [mp.schema.Cost("harm", C[arm])]
     return sample
 
 
@@ -88,7 +88,7 @@ def solve(multiplier, steps, advantages_of):
     for _ in range(steps):
         policy = torch.softmax(logits.detach().double(), 0).numpy()
         batch = mp.pack([answer(i, arm) for i, arm in enumerate(drawn(policy, generator))])
-        charged = mp.scatter_costs(batch)
+        charged = mp.losses.scatter_costs(batch)
         paid = Rewards({"paid": mp.scatter_rewards(batch)}, per="token")
         weight = 1 + sum(multiplier.values.values())
         advantages = advantages_of(batch, paid, charged, multiplier)

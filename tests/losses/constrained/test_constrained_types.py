@@ -26,7 +26,7 @@ from mmpack.losses.constrained import *
 x, groups = torch.ones(2), torch.tensor([0, 0])
 cu = torch.tensor([0, 1, 2])
 paid, charged = Rewards({"r": x}), Costs({"c": x})
-scores, costs = [[mp.Score("r", 1.0)]], [[mp.Cost("c", 1.0)]]
+scores, costs = [[mp.Score("r", 1.0)]], [[mp.schema.Cost("c", 1.0)]]
 batch = mp.pack([])
 paid + charged  # no
 x + charged  # no
@@ -36,8 +36,8 @@ charged.tensor("c")  # no
 paid.tensor("r")
 mp.scatter_rewards(batch, scores)
 mp.scatter_rewards(batch, costs)  # no
-mp.scatter_costs(batch, costs)
-mp.scatter_costs(batch, scores)  # no
+mp.losses.scatter_costs(batch, costs)
+mp.losses.scatter_costs(batch, scores)  # no
 mp.group_advantages(paid.tensor("r"), groups)
 mp.group_advantages(charged, groups)  # no
 mp.policy_loss(x, charged.advantages(groups), cu)  # no
@@ -95,9 +95,9 @@ PAID, CHARGED = named(Rewards, r=[1.0, 2.0]), named(Costs, c=[1.0, 2.0])
             CHARGED.advantages(GROUPS), CHARGED.advantages(GROUPS), {"c": 1.0}
         ),
         lambda: mp.scatter_rewards(mp.pack([full_sample()]), named(Costs, c=[1.0])),
-        lambda: mp.scatter_rewards(mp.pack([full_sample()]), [[mp.Cost("c", 1.0)]]),
-        lambda: mp.scatter_costs(mp.pack([full_sample()]), [[mp.Score("c", 1.0)]]),
-        lambda: mp.scatter_costs(mp.pack([full_sample()]), named(Rewards, r=[1.0])),
+        lambda: mp.scatter_rewards(mp.pack([full_sample()]), [[mp.schema.Cost("c", 1.0)]]),
+        lambda: mp.losses.scatter_costs(mp.pack([full_sample()]), [[mp.Score("c", 1.0)]]),
+        lambda: mp.losses.scatter_costs(mp.pack([full_sample()]), named(Rewards, r=[1.0])),
     ],
 )
 def test_each_mixture_is_one_line(mix):
@@ -160,14 +160,18 @@ def test_several_constraints_and_rewards():
 
 def test_scores_of_samples():
     one, two = full_sample("one"), full_sample("two")
-    one.costs = [mp.Cost("harm", 1.0), mp.Cost("harm", 0.5, {"turn": 1}), mp.Cost("slow", 2.0)]
-    two.costs = [mp.Cost("harm", 0.0)]
+    one.costs = [
+        mp.schema.Cost("harm", 1.0),
+        mp.schema.Cost("harm", 0.5, {"turn": 1}),
+        mp.schema.Cost("slow", 2.0),
+    ]
+    two.costs = [mp.schema.Cost("harm", 0.0)]
     with pytest.raises(ArgumentError, match="sample 'two' has no cost 'slow'"):
         Costs.of([one, two])
     assert Costs.of([one, two], missing=0.0).mean() == {"harm": 0.75, "slow": 1.0}
     assert Costs.of([one, two], names=["harm"]).names == ("harm",)
     assert Rewards.of([one, two]).tensor("exact").tolist() == [1.0, 1.0]
-    verdicts = mp.score_columns([one.verifiers], ["format"])
+    verdicts = mp.losses.score_columns([one.verifiers], ["format"])
     assert Rewards(verdicts).tensor("format").tolist() == [1.0]
 
 
@@ -216,8 +220,8 @@ def test_wrong_arguments_are_one_line(make, match):
 def scattered_samples():
     one = make_sample([("text", range(3)), ("response", range(4), 0), ("response", range(2), 1)])
     two = make_sample([("text", range(2)), ("response", range(3))], sample_id="s1")
-    one.costs = [mp.Cost("harm", 1.0, {"turn": 0}), mp.Cost("slow", 0.5)]
-    two.costs = [mp.Cost("harm", 2.0)]
+    one.costs = [mp.schema.Cost("harm", 1.0, {"turn": 0}), mp.schema.Cost("slow", 0.5)]
+    two.costs = [mp.schema.Cost("harm", 2.0)]
     return [one, two]
 
 
@@ -225,7 +229,7 @@ def scattered_samples():
 def test_costs_land_where_scores_of_their_scope_would(layout):
     batch = layout(scattered_samples())
     for at in ("last", "all", "mean"):
-        costs = mp.scatter_costs(batch, at=at)
+        costs = mp.losses.scatter_costs(batch, at=at)
         assert costs.names == ("harm", "slow") and costs.per == "token"
         for name in costs.names:
             scores = [[mp.Score(c.name, c.value, c.scope) for c in row] for row in batch.costs]
@@ -233,7 +237,7 @@ def test_costs_land_where_scores_of_their_scope_would(layout):
                 batch, scores, weights={"harm": 0.0, "slow": 0.0, name: 1.0}, at=at
             )
             assert torch.equal(costs.select(name)._values[name], wanted)
-    assert mp.scatter_costs(batch).per_sample(batch.cu_loss).sums() == (
+    assert mp.losses.scatter_costs(batch).per_sample(batch.cu_loss).sums() == (
         {"harm": 3.0, "slow": 0.5},
         2,
     )
@@ -242,26 +246,26 @@ def test_costs_land_where_scores_of_their_scope_would(layout):
 def test_costs_per_sample_are_scattered_and_come_back():
     batch = mp.pack(scattered_samples())
     costs = Costs({"harm": torch.tensor([1.0, 0.25]), "slow": torch.tensor([0.0, 3.0])})
-    tokens = mp.scatter_costs(batch, costs, at="mean")
+    tokens = mp.losses.scatter_costs(batch, costs, at="mean")
     again = tokens.per_sample(batch.cu_loss)
     assert again.sums() == costs.sums()
-    assert mp.scatter_costs(batch, costs, names=["slow"]).names == ("slow",)
+    assert mp.losses.scatter_costs(batch, costs, names=["slow"]).names == ("slow",)
 
 
 def test_names_hold_where_a_batch_has_none():
     bare = make_sample([("text", range(2)), ("response", range(3))])
-    assert mp.scatter_costs(mp.pack([bare]), names=["harm"]).mean() == {"harm": 0.0}
+    assert mp.losses.scatter_costs(mp.pack([bare]), names=["harm"]).mean() == {"harm": 0.0}
     with pytest.raises(ArgumentError, match="no sample of the batch has a cost"):
-        mp.scatter_costs(mp.pack([bare]))
+        mp.losses.scatter_costs(mp.pack([bare]))
 
 
 def test_a_cost_without_a_token_is_an_error_of_scatter_costs():
     empty = make_sample([("text", range(2))])
     with pytest.raises(ArgumentError, match=r"^scatter_costs: 'harm' .* no loss token"):
-        mp.scatter_costs(mp.pack([empty]), [[mp.Cost("harm", 1.0)]])
+        mp.losses.scatter_costs(mp.pack([empty]), [[mp.schema.Cost("harm", 1.0)]])
     with pytest.raises(ArgumentError, match=r"^scatter_costs: at is 'first'"):
-        mp.scatter_costs(mp.pack([empty]), [[mp.Cost("harm", 0.0)]], at="first")
+        mp.losses.scatter_costs(mp.pack([empty]), [[mp.schema.Cost("harm", 0.0)]], at="first")
     with pytest.raises(ArgumentError, match="of length 2 for 1 samples"):
-        mp.scatter_costs(mp.pack([empty]), [[], []])
+        mp.losses.scatter_costs(mp.pack([empty]), [[], []])
     with pytest.raises(ArgumentError, match="batch is of type list"):
-        mp.scatter_costs([empty])
+        mp.losses.scatter_costs([empty])

@@ -256,7 +256,7 @@ def codec_flip(left: Spec, right: Spec) -> None:
     flipped = codes.copy()
     flipped[1:, 7] = 5
     for spec, ids in ((left, codes), (right, flipped)):
-        audio = mp.CodecIds("codec", ids, (16, 16, 16), 12.5, OTHER)
+        audio = mp.schema.CodecIds("codec", ids, (16, 16, 16), 12.5, OTHER)
         spec.after.append(lambda sample, audio=audio: setattr(sample, "codec_ids", [audio]))
 
 
@@ -450,7 +450,7 @@ def empty_response(left: Spec, right: Spec) -> None:
 
 
 def _target(sample: mp.Sample, box: tuple[float, ...]) -> None:
-    sample.bbox_targets = [mp.BboxTarget(box)]
+    sample.bbox_targets = [mp.schema.BboxTarget(box)]
     sample.coordinate_system = "normalized_1000"
 
 
@@ -474,7 +474,9 @@ def sampling(left: Spec, right: Spec) -> None:
 
 
 def _kept(sample: mp.Sample) -> None:
-    sample.kept_ids = mp.Ragged.of([[i, i + 1] for i in sample.input_ids[sample.loss_indices]])
+    sample.kept_ids = mp.schema.Ragged.of(
+        [[i, i + 1] for i in sample.input_ids[sample.loss_indices]]
+    )
 
 
 @mechanism()
@@ -485,7 +487,7 @@ def truncated_support(left: Spec, right: Spec) -> None:
 def _routed(sample: mp.Sample) -> None:
     """Two experts of eight per token."""
     taken = np.stack([np.arange(len(sample)) % 4 + 4, np.arange(len(sample)) % 4], axis=-1)
-    sample.routed_experts = mp.compact_routes(taken[:, None], 8)
+    sample.routed_experts = mp.schema.compact_routes(taken[:, None], 8)
 
 
 @mechanism()

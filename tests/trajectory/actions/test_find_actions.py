@@ -77,8 +77,8 @@ def test_spans_hold_the_call_and_its_numbers(size):
     assert read_action(first.action) == Click((12, 34)) and (first.turn, second.turn) == (0, 1)
     assert CLICK in text_of(sample, tok, first) and WAIT in text_of(sample, tok, second)
     for span, text in ((first, CLICK), (second, WAIT)):  # no token less would do
-        assert text not in text_of(sample, tok, mp.ActionSpan(span.start + 1, span.stop, {}))
-        assert text not in text_of(sample, tok, mp.ActionSpan(span.start, span.stop - 1, {}))
+        assert text not in text_of(sample, tok, mp.schema.ActionSpan(span.start + 1, span.stop, {}))
+        assert text not in text_of(sample, tok, mp.schema.ActionSpan(span.start, span.stop - 1, {}))
     (region,) = found.regions
     assert (region.point, region.media_index) == ((12.0, 34.0), 0)
     assert region.metadata == {"field": "point"}
@@ -107,7 +107,7 @@ def test_malformed_actions_are_a_score_and_a_problem(text, code, why):
     assert why in problem.message and "Fix: " in str(problem) and "\n" not in str(problem)
     span = score.scope["span"]
     assert (score.name, score.value) == ("action_format", -1.0) and list(problem.span) == span
-    assert text_of(sample, tok, mp.ActionSpan(*span, {})) == text
+    assert text_of(sample, tok, mp.schema.ActionSpan(*span, {})) == text
     kinds = loss_kinds(sample, tok).loss_spans
     assert [(s.kind, s.start) for s in kinds] == [("response", span[0] - 3), ("action", span[0])]
     sample.rewards = found.scores
@@ -263,12 +263,12 @@ def test_actions_that_do_not_decode_to_what_they_say():
         ({"stop": click.stop - 1}, "decodes to no action: action is not closed"),
         ({"action": {"kind": "fly"}}, "decodes to no action: action.kind 'fly'"),
     ):
-        span = mp.ActionSpan.from_dict(click.to_dict() | change)
+        span = mp.schema.ActionSpan.from_dict(click.to_dict() | change)
         sample.action_spans = [span, wait]
         (problem,) = check_actions([sample], tok)
         assert problem.code == "MM210" and why in problem.message
         assert problem.field == "action_spans[0]"
-    sample.action_spans = [mp.ActionSpan(click.start, click.stop, {"mine": 1}), wait]
+    sample.action_spans = [mp.schema.ActionSpan(click.start, click.stop, {"mine": 1}), wait]
     assert check_actions(sample, tok) == []
 
 
