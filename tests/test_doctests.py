@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,18 @@ LIGHT = tuple(
 CENTRAL = (
     *("Sample", "validate", "read_trace", "mrope_positions", "compare", "plan"),
     *("pack", "pad", "collate", "selected_logprobs", "linear_selected_logprobs"),
-    *("merge_embeddings", "project_and_merge", "scatter_rewards", "group_advantages", "gae"),
-    *("policy_loss", "value_loss"),
-    *("discounted_returns", "turns_of", "turn_advantages", "score_advantages", "score_columns"),
-    *("gather_rewards", "group_numbers", "linear_length_scores", "group_length_scores"),
-    *("cosine_length_scores", "soft_overlong_scores"),
+    *("merge_embeddings", "scatter_rewards", "group_advantages", "group_numbers", "gae"),
+    *("policy_loss", "value_loss", "discounted_returns"),
+)
+CENTRAL_IN_ROOMS = (
+    *(
+        "ops.project_and_merge",
+        "losses.turns_of",
+        "losses.turn_advantages",
+        "losses.gather_rewards",
+    ),
+    *("losses.score_advantages", "losses.score_columns", "losses.linear_length_scores"),
+    *("losses.group_length_scores", "losses.cosine_length_scores", "losses.soft_overlong_scores"),
 )
 
 
@@ -79,6 +87,6 @@ def test_examples_of_the_schema_side_need_no_torch(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", CENTRAL)
+@pytest.mark.parametrize("name", (*CENTRAL, *CENTRAL_IN_ROOMS))
 def test_central_functions_show_an_example(name):
-    assert PROMPT.search(getattr(mp, name).__doc__ or "")
+    assert PROMPT.search(attrgetter(name)(mp).__doc__ or "")

@@ -22,7 +22,7 @@ import sys
 sys.modules.update(dict.fromkeys(("torch", "transformers")))  # None: as if they were not installed
 import mmpack as mp
 
-for room in (mp, mp.video):
+for room in (mp, mp.ops):
     for name in room.__all__:
         try:
             getattr(room, name)
@@ -41,9 +41,9 @@ def test_public_names_without_torch_name_the_extra():
         "gae",
         "selected_logprobs",
         "scatter_rewards",
-        ".videopack_video",
+        ".opspack_video",
     } <= said.keys()
-    assert not {"Sample", "plan", "compare", "VideoError", "wrap_processor"} & said.keys()
+    assert not {"Sample", "plan", "compare", "SchemaError", "wrap_processor"} & said.keys()
     for line in said.values():
         assert re.fullmatch(
             r"mmpack\.\w+ needs the package 'torch', which is not installed\. "

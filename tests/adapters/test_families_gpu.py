@@ -100,7 +100,7 @@ def test_a_batch_moves_as_one(make):
 # ---- kept features, one backward of the tower, and chunks on a gpu, in bf16 ----
 
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "internvl"]
+TRAINED = ["qwen2_5_vl", "qwen3_vl", "internvl"]
 
 
 def made_once(name, dtype):
@@ -127,7 +127,7 @@ def gradients(model, packs, features=None, **kwargs):
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_one_backward_is_one_in_each_micro_batch(name, dtype, bound, no_tf32):
     model, packs = made_once(name, dtype), packs_of(name)
@@ -143,7 +143,7 @@ def test_one_backward_is_one_in_each_micro_batch(name, dtype, bound, no_tf32):
             assert relative_difference(gradients(model, given, **kwargs), wanted) <= bound
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("budgets", [(2**26, 0), (2**10, 2**26)])
 def test_a_store_gives_the_bits_of_encoding_again(name, budgets):
     model, store = made_once(name, torch.bfloat16), FeatureStore(*budgets)

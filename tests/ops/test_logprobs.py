@@ -161,8 +161,9 @@ def test_hostile_logits(path, kind, device, name):
     elif name == "masked tiles":
         x[..., : x.shape[-1] // 2] = x[..., x.shape[-1] // 2 + 20 :] = -torch.inf
     elif name == "ties":
-        for leaf in p.leaves[1:] or p.leaves:
-            leaf.fill_(3.0)
+        x.fill_(3.0)
+        for weight in p.leaves[1:-1]:
+            weight.zero_()
     else:
         x.fill_(-torch.inf)[..., 7] = 2.0
         p.targets[:5] = 7

@@ -346,7 +346,7 @@ def test_other_things_are_refused():
     vision, own = some_vision(CPU, [3], [0], gap=1), layer(CPU, 3, 6, 4)
     text, moved = torch.zeros(4, 4), vision._replace(source=vision.source + 1)
     for arguments, message in (
-        ((tuple(own), vision), "projector is of type tuple, expected a Projection"),
+        ((tuple(own), vision), "projector is of type tuple. Fix: pass mp.ops.Projection"),
         ((own, list(vision)), r"expected VisionRows. Fix: pass batch.vision_rows"),
         ((own, vision, None), r"levels is None, expected a list.* Fix: pass \[\]"),
         ((own, moved), r"vision.source runs from 0 to 3, expected \[-1, 3"),

@@ -184,7 +184,8 @@ def assert_gradients(p: Problem, got: list[Tensor], want: list[Tensor], peak: fl
         if grad.dtype in (torch.float32, torch.float64):
             # At logits of some hundred the products' own rounding moves every probability.
             grown = max(1.0, peak / 50) if p.kind in HIDDEN else 1.0
-            assert off.abs().max() <= gradient_fp32_bound(wide.abs().max()) * grown, i
+            most = wide.abs().max().clamp(min=0.1)  # where all cancels, what cancelled counts
+            assert off.abs().max() <= gradient_fp32_bound(most) * grown, i
         else:  # the interpreter cuts bf16 off where a GPU rounds
             cut = 1 if grad.is_cuda else 2
             assert off.norm() <= cut * TOLERANCES["gradient_bf16"].value * wide.norm(), i

@@ -22,7 +22,7 @@ class Support:
 
     Example: of two loss tokens the first had ids 3 and 7 to choose from, the second only 5.
         >>> import torch
-        >>> from mmpack import Support
+        >>> from mmpack.ops import Support
         >>> support = Support(torch.tensor([0, 2, 3]), torch.tensor([3, 7, 5]))
         >>> len(support), support[1:].ids.tolist()
         (2, [5])
