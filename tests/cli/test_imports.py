@@ -2,6 +2,8 @@
 
 import json
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 from support.process import run_python
@@ -57,6 +59,14 @@ ROOMS |= {"planning", "probe", "schema", "trajectory", "video", "view"}
 def test_every_public_name_resolves():
     for name in mp.__all__:
         assert name in {"__version__", *ROOMS} or callable(getattr(mp, name)), name
+
+
+def test_type_checkers_see_the_same_names():
+    stub = Path(mp.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    seen = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.M)}
+    homes = {name: home for home, names in mp._HOME.items() for name in names}
+    homes |= dict.fromkeys(ROOMS, "mmpack") | {"__version__": "mmpack._version"}
+    assert seen == homes
 
 
 def test_no_room_bears_the_name_of_a_function():

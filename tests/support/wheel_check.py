@@ -47,7 +47,7 @@ assert back.input_ids.tolist() == [5, 6, 7, 8] and back.rollout_logprobs.tolist(
 assert mp.__version__ == sys.argv[1], mp.__version__
 
 need_torch = []
-for room in (mp, mp.video):
+for room in (mp, mp.schema, mp.ops):
     for name in room.__all__:
         try:
             getattr(room, name)
@@ -56,7 +56,7 @@ for room in (mp, mp.video):
             assert str(error).endswith("Fix: pip install 'mmpack[torch]'"), error
             need_torch.append(name)
 assert {"pack", "policy_loss", "pack_video", "probe"} <= set(need_torch), need_torch
-assert not {"validate", "plan", "compare", "sample"} & set(need_torch), need_torch
+assert not {"validate", "plan", "compare", "Ragged", "schema"} & set(need_torch), need_torch
 print(len(need_torch))
 """
 
