@@ -59,7 +59,7 @@ class _Losses:
         self.rows = [{"loss": x.loss, **x.metrics} for x in losses]
 
     def merged(self, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Of the step: by the part of a name before its last slash, whose `tokens` are the weights."""
+        """Metrics of the step: by the part of a name before its last slash, whose `tokens` are the weights."""
         out: dict[str, float] = {}
         for name in dict.fromkeys(name for row in rows for name in row):
             head, slash, what = name.rpartition("/")

@@ -158,7 +158,7 @@ def kept_as_json(fields: Mapping[str, Any], but: Iterable[str] = ()) -> dict[str
 
 
 def _group(trajectory: Trajectory) -> str:
-    """Of the first turn's prompt."""
+    """The group of the first turn's prompt."""
     first = dataclasses.replace(
         trajectory, turns=trajectory.turns[:1], rewards=None, costs=None, verifiers=None
     )

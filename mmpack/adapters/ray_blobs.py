@@ -117,7 +117,7 @@ class Registry:
         return self._kept[key].found
 
     def discard(self, key: str, name: str) -> None:
-        """Of a medium that was read and is not as it was put; `name` is its object's, since another may be there."""
+        """Drop a medium that was read and is not as it was put; `name` is its object's, since another may be there."""
         kept = self._kept.get(key)
         if kept is not None and kept.found is not None and kept.found.ref.hex() == name:
             self._used -= kept.nbytes
@@ -335,7 +335,7 @@ class RayBlobs(Mapping[str, Any]):
         self._ask("discard", key, found.ref.hex())
 
     def _fetched(self, key: str) -> Any:
-        """Of `source`, kept here."""
+        """The blob of `source`, kept here."""
         pixels = None if self.source is None else self.source.get(key)
         if pixels is None:
             raise KeyError(key)

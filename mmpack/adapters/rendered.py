@@ -97,7 +97,7 @@ class RenderedMedia:
 
     @classmethod
     def of(cls, hashes: Any, placeholders: Any, items: Any) -> RenderedMedia:
-        """Of placeholders with `offset` and `length`, as engines and renderers have them."""
+        """The runs of placeholders with `offset` and `length`, as engines and renderers have them."""
         ranges = {
             modality: [(place.offset, place.length) for place in places]
             for modality, places in (placeholders or {}).items()

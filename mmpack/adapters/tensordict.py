@@ -91,7 +91,7 @@ def rows_of(given: Any) -> list[dict[str, Any]]:
 
 
 def _names(given: Any) -> list[str]:
-    """Of the entries: a TensorDict iterates over rows."""
+    """Names of the entries: a TensorDict iterates over rows."""
     return list(given.keys())
 
 

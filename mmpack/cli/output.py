@@ -117,7 +117,7 @@ def json_text(document: Any) -> str:
 
 
 def _width() -> int | None:
-    """Of lines: the terminal's, or COLUMNS; a file or a pipe takes whole rows."""
+    """Width of lines: the terminal's, or COLUMNS; a file or a pipe takes whole rows."""
     return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else 10_000
 
 

@@ -40,7 +40,7 @@ class Spec:
 
     @property
     def family(self) -> str | None:
-        """Of a tiny model, whose samples can be drawn."""
+        """Family of a tiny model, whose samples can be drawn."""
         return self.name if self.kind == "tiny" else None
 
 

@@ -111,7 +111,7 @@ class Sides:
 
     @property
     def temperature(self) -> float:
-        """Of the logprobs that are compared and trained on: raw ones are the model's own, whatever the sampler did."""
+        """Temperature of the logprobs that are compared and trained on: raw ones are the model's own."""
         raw = (self.rollouts[0].sampling or {}).get("logprobs") == "raw"
         return 1.0 if raw else self.options.temperature
 

@@ -29,7 +29,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one picture: (width, height) in pixels; None where it is not known.
+    """Sizes of one picture: (width, height) in pixels; None where it is not known.
 
     Example:
         >>> from mmpack.grounding import Sizes, convert
@@ -110,7 +110,7 @@ def as_floats(values: Iterable[Fraction]) -> tuple[float, ...]:
 
 
 def _factors(source: str, target: str, sizes: Sizes | None, count: int) -> list[Fraction]:
-    """Of each of `count` values, x and y in turn, what it is multiplied by."""
+    """What each of `count` values, x and y in turn, is multiplied by."""
     check_name("convert", "source", source, SYSTEMS)
     check_name("convert", "target", target, SYSTEMS)
     if source == target:

@@ -59,7 +59,7 @@ def frame_seconds(medium: Medium, family: Family) -> list[float]:
 
 
 def patch_seconds(seconds: Sequence[float], size: int, family: Family) -> list[float]:
-    """Of each `size` frames, by the times of all, what the family writes into the prompt."""
+    """Seconds that the family writes into the prompt for each `size` frames, by the times of all."""
     padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
     last = 0 if family.texts.frame_time == "first" else size - 1
     return [(padded[k] + padded[k + last]) / 2 for k in range(0, len(padded), size)]

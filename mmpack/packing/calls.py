@@ -60,7 +60,7 @@ def counts_of(calls: Iterable[Call]) -> Counts:
 
 
 def most_of(counts: Iterable[Counts]) -> Counts:
-    """Of each tower, the largest number."""
+    """The largest number of each tower."""
     both = list(counts)
     return Counts(*(max((c[k] for c in both), default=0) for k in range(2)))
 

@@ -38,7 +38,7 @@ class Alike:
 
 
 def _kinds(sample: Sample) -> dict[str, Any]:
-    """Of each column, what all samples must have alike; without a loss token there is nothing to keep."""
+    """What all samples must have alike in each column; without a loss token there is nothing to keep."""
     routes = sample.routed_experts
     out: dict[str, Any] = {"routed_experts": None if routes is None else routes.shape[1:]}
     if sample.num_loss_tokens:

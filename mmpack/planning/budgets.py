@@ -94,7 +94,7 @@ def _taken(sample: Sample) -> dict[str, int]:
 
 
 def _bytes(medium: Medium, sample: Sample) -> int:
-    """Of the pixels (an audio's features) that it holds; else of as many in float32."""
+    """Bytes of the pixels (an audio's features) that it holds; else of as many in float32."""
     pixels: Any = medium.pixel_values
     if hasattr(pixels, "nbytes"):
         return int(pixels.nbytes)

@@ -32,7 +32,7 @@ HEAD = 4.0  # the head makes its logits twice
 
 
 class Speeds(NamedTuple):
-    """Of a device: FLOPs a second of matrix products, of the decoder's attention and of the tower's; and seconds that
+    """A device's FLOPs a second of matrix products, of the decoder's attention and of the tower's; and seconds that
     are no FLOPs: a row a number of width in attention, a byte of a gathered key and value, a row and a wave of linear
     attention, by entries of the state."""
 

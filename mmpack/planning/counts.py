@@ -49,7 +49,7 @@ NO_WINDOWS = Spans()
 
 
 def summed(counts: Iterable[Counts]) -> Counts:
-    """Of several micro-batches together."""
+    """Counts of several micro-batches together."""
     return Counts(*map(sum, zip(*counts, strict=True))) if (counts := list(counts)) else NOTHING
 
 
@@ -100,14 +100,14 @@ def tree_counts(
 
 
 def counts_of_forest(forest: Forest, spans: Spans = NO_WINDOWS) -> Counts:
-    """Of a forest, shared or plain, without media and loss tokens."""
+    """Counts of a forest, shared or plain, without media and loss tokens."""
     return _of_segments(
         forest.segment_depth, np.diff(forest.segment_offsets), forest.segment_parent, spans
     )
 
 
 def counts_of_batch(batch: Any, spans: Spans = NO_WINDOWS) -> Counts:
-    """Of a PackedBatch, padding left out."""
+    """Counts of a PackedBatch, padding left out."""
     offsets, parents = (np.asarray(x.cpu()) for x in (batch.segment_offsets, batch.segment_parent))
     lengths = np.diff(offsets)
     depths = np.zeros(len(lengths), dtype=np.int64)
@@ -130,7 +130,7 @@ def _of_segments(
 
 
 def waves_of(parents: Sequence[int]) -> list[int]:
-    """Of each segment, from 1: one more than its parent's."""
+    """Wave of each segment, from 1: one more than its parent's."""
     waves: list[int] = []
     for parent in parents:
         waves.append(1 if parent < 0 else waves[parent] + 1)

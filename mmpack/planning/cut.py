@@ -67,7 +67,7 @@ def cheapest(parts: Parts, found: Pieces, order: Sequence[int]) -> Pieces:
 
 
 def _exactly(parts: Parts) -> Pieces:
-    """Of all partitions, by the sets of items: the piece with a set's first item, and the best of the rest."""
+    """The best of all partitions, by sets of items: the piece with a set's first item, and the best of the rest."""
     count = len(parts.has)
     held: np.ndarray = np.zeros((1 << count, parts.has.shape[1]), dtype=bool)
     for s in range(1, 1 << count):

@@ -110,7 +110,7 @@ def _offered(
 def _nearest(
     heavy: np.ndarray, light: np.ndarray, gap: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each pair of rows [P, m] the exchange that brings their sums nearest to each other: places of both items, and
+    """For each pair of rows [P, m], the exchange that brings their sums nearest together: places of both items, and
     what goes over. One row `heavy` is paired with each of `light`.
     """
     off = (heavy - gap[:, None] / 2)[:, :, None] - light[:, None, :]

@@ -20,7 +20,7 @@ NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Of all layers together: a packed row, a pair of a query and a key in layers of full attention and of windows, a
+    """FLOPs of all layers: a packed row, a pair of a query and a key in layers of full attention and of windows, a
     loss token; and what is no FLOP: `key`, bytes in two-byte numbers of a key and a value in layers of attention;
     `queries`, their widths added up; `states`, entries of the linear layers' states, and how many such layers."""
 
@@ -47,7 +47,7 @@ class _Layer(NamedTuple):
 
 
 def model_flops(config: Any) -> ModelFlops:
-    """Of a model's config, or the dict of its config.json. Raises ArgumentError where that lacks what is counted."""
+    """FLOPs by a model's config, or its config.json's dict. Raises ArgumentError where that lacks what is counted."""
     fields = fields_of(config, "cost_model")
     text = text_of(fields)
     required(text, NEEDED, "cost_model")

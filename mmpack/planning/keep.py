@@ -23,7 +23,7 @@ class Age(NamedTuple):
     order: Sequence[str] | None
 
     def problems(self, samples: list[Sample], valid: list[int]) -> dict[int, Problem]:
-        """Of the samples with a token that older weights wrote than `most` allows (MM409)."""
+        """Problems of the samples with a token that older weights wrote than `most` allows (MM409)."""
         place = self._places(samples, valid)
         newest = max(place.values(), default=0)
         out = {}

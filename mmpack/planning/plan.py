@@ -191,7 +191,7 @@ def _in_callers_order(bins: list[Unit], order: list[int]) -> tuple[list[int], li
 
 
 def _family(samples: list[Sample]) -> Family | None:
-    """Of the first sample that has one."""
+    """Family of the first sample that has one."""
     names = (s.family for s in samples if isinstance(s.family, str))
     return next((FAMILIES[name] for name in names if name in FAMILIES), None)
 

@@ -36,7 +36,7 @@ class SharedPrefixes:
         return self.stop[segment] - self.start[segment]
 
     def segment(self, g: int) -> Counts:
-        """Of one segment by itself, below what is above it."""
+        """Counts of one segment by itself, below what is above it."""
         a, b, window = self.start[g], self.stop[g], self.spans.window
         near = window_pairs_until(b, window) - window_pairs_until(a, window)
         return Counts(b - a, pairs_until(b) - pairs_until(a), near)
@@ -48,7 +48,7 @@ class SharedPrefixes:
         return chunks, sum(self.parent[g] >= 0 for g in segments)
 
     def counts(self, members: list[int]) -> Counts:
-        """Of these samples' forest, without media and loss tokens."""
+        """Counts of these samples' forest, without media and loss tokens."""
         segments = {g for i in members for g in self.path[i]}
         above = {self.parent[g] for g in segments}
         return tree_counts(

@@ -81,7 +81,7 @@ def _over_mean(loads: Sequence[float]) -> float:
 
 
 def _fills(bins: list[Unit], work: Work) -> dict[str, float]:
-    """Of each budget that was given, what all bins take of it."""
+    """What all bins take of each budget that was given."""
     given = {name: getattr(work.budgets, name) for name in TAKEN}
     return {
         name: sum(map(TAKEN[name], bins)) / (len(bins) * most) if bins else 0.0

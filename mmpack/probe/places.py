@@ -25,7 +25,7 @@ BEFORE = "text before media"
 
 @dataclass
 class Places:
-    """Of one set of samples. `tokens`: (sample, token) of each place; `media`: (sample, medium, patches) of each."""
+    """Places of a set of samples. `tokens`: (sample, token) of each place; `media`: (sample, medium, patches)."""
 
     sample_ids: list[str]
     lengths: list[int]
@@ -227,7 +227,7 @@ def _chosen(sample: Sample, tokens: Any) -> list[int]:
 
 
 def _labels(sample: Sample) -> list[str]:
-    """Of each token: its modality, or for text what it follows."""
+    """Label of each token: its modality, or for text what it follows."""
     out = [BEFORE] * len(sample)
     spans = sorted(sample.modality_spans, key=lambda s: s.start)
     for k, span in enumerate(spans):

@@ -141,7 +141,7 @@ def _joined_logprobs(sample: Sample, more: Any, count: int) -> np.ndarray | None
 
 
 class Replay(NamedTuple):
-    """Of a response: n lists; n lists per teacher; routes of all tokens, its context's too [L, layers, k]."""
+    """What a response brings: n lists; n lists per teacher; routes of all tokens, its context's too [L, layers, k]."""
 
     kept_ids: Ragged | None
     teachers: dict[str, Ragged] | None

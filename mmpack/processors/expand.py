@@ -102,7 +102,7 @@ def with_runs(
 
 
 def _numbers(units: Sequence[Unit], before: Mapping[str, int] | None) -> list[int | None]:
-    """Of each picture and each video, counted apart; None each where they are not written."""
+    """Numbers of pictures and of videos, counted apart; None each where they are not written."""
     if before is None:
         return [None] * len(units)
     counts = dict(before)

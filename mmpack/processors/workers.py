@@ -130,7 +130,7 @@ class SampleWorkers:
         return DeadLetter("MM504", why, f"samples[{number}]")
 
     def _asked(self, place: int, number: int) -> Any:
-        """Of this thread's process, which is begun if there is none. Raises: WorkerDied; BackendError."""
+        """Ask this thread's process, which is begun if there is none. Raises: WorkerDied; BackendError."""
         process = getattr(self._own, "process", None) or self._begun()
         try:
             return process.make(place, number, self.ahead)

@@ -60,7 +60,7 @@ def _constant(title: str, count: int, value: float, left_out: str) -> Figure:
 
 
 def saved_parts(saved: Sequence[Saved], here: str, level: int = 2) -> list[Part]:
-    """Of each count what is left of it, within what each sample alone would take; `here`: the name of a column."""
+    """What is left of each count, within what each sample alone would take; `here`: the name of a column."""
     found = []
     for name, alone, count in saved:
         most = max(alone, count, 1)

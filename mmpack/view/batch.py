@@ -40,7 +40,7 @@ LONGEST = 20  # letters of a name
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of each token of the samples."""
+    """Each token of the samples."""
 
     rows: np.ndarray  # int64: its row
     kind: np.ndarray  # int8: see STYLES
@@ -132,7 +132,7 @@ def figures(batch: Any, tokens: Tokens) -> list[Figure]:
 
 
 def _uses(batch: Any) -> list[int]:
-    """Of each medium: how many times the samples hold it, a shared run once per sample."""
+    """How many times the samples hold each medium, a shared run once per sample."""
     uses = [0] * len(batch.media)
     if not hasattr(batch, "segment_parent"):
         for medium in batch.media_order:

@@ -57,7 +57,7 @@ class Sheet:
         self._pen.text((_px(x), _px(y)), written(text), colour, _font(size * SCALE), **options)
 
     def width(self, text: str, size: int) -> float:
-        """Of a line of text."""
+        """Width of a line of text."""
         return float(_font(size * SCALE).getlength(written(text))) / SCALE
 
     def wrapped(self, text: str, size: int, width: float, most: int) -> list[str]:

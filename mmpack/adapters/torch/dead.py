@@ -53,7 +53,7 @@ def sorted_out(
 def dropped_letters(
     plan: Plan, samples: Sequence[Sample], numbers: Sequence[int], where: str
 ) -> list[DeadLetter]:
-    """Of the samples that a plan leaves out: the first rule that each breaks, and all of them as the reason."""
+    """A letter per sample that a plan leaves out: the first rule that it breaks, and all of them as the reason."""
     return [
         DeadLetter(
             d.problems[0].code, d.reason, f"{where}, samples[{numbers[d.index]}]", samples[d.index]

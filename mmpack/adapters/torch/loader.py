@@ -161,7 +161,7 @@ class PackLoader:
 
     @property
     def epoch(self) -> int:
-        """Of the next loop; it grows where a loop ends."""
+        """Number of the next loop; it grows where a loop ends."""
         return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -426,7 +426,7 @@ class PackLoader:
 
 
 def _group_of(item: Any, i: int) -> str:
-    """Of an item that can't be had, one of its own."""
+    """The group of an item; one that can't be had is a group of its own."""
     if isinstance(item, DeadLetter):
         return f"{item.code} {item.place}"
     return sample_and_columns(item, i, "PackLoader")[0].group_id

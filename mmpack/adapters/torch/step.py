@@ -64,7 +64,7 @@ class Step:
 
     @functools.cached_property
     def tower_runs(self) -> list[Counts]:
-        """Of each micro-batch, how often the towers run on that rank which needs them most: known from the plan."""
+        """How often the towers run in each micro-batch, on the rank that needs them most: known from the plan."""
         ranks = [[self.plan.bins[b] for b in rank] for rank in self.plan.ranks]
         return [most_of(map(self._counts, bins)) for bins in zip(*ranks, strict=True)]
 

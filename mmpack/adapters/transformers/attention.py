@@ -180,7 +180,7 @@ def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan | LayerPlans:
 
 
 def head_dim_of(text: Any) -> int:
-    """Of queries and keys, by the text model's config."""
+    """Size of a head of queries and keys, by the text model's config."""
     if hasattr(text, "qk_nope_head_dim"):  # latent attention, whose head_dim is of its rotary part
         return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
     return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)

@@ -47,7 +47,7 @@ def is_split(head: Any) -> bool:
 
 
 def local_head(head: Any, hidden: Tensor) -> Head:
-    """Of a Linear whose forward runs; hidden [..., H] as that forward gets it.
+    """The head of a Linear whose forward runs; hidden [..., H] as that forward gets it.
 
     Raises: ModelError for a weight that is not split by rows, or not evenly.
     """
@@ -360,7 +360,7 @@ def reader(
         return tuple(_values(asked, kept, listed, selected))
 
     def by_logits(hidden: Tensor) -> Tensor:
-        """Of a chunk of loss tokens at a time, and again in backward, so that no more logits exist."""
+        """Score a chunk of loss tokens at a time, and again in backward, so that no more logits exist."""
         flat = hidden.reshape(-1, hidden.shape[-1])
         chunks = _chunks(batch, kept)
         made = [checkpoint(of_chunk, flat, *chunk, use_reentrant=False) for chunk in chunks]

@@ -29,7 +29,7 @@ KEEPS_TO_WINDOW = (
 
 
 class LayerRule(NamedTuple):
-    """Of one kind of layers, which is told by the first two."""
+    """Rule of one kind of layers, which is told by the first two."""
 
     window: int | None  # what transformers hands to its attention as `sliding_window`
     head_dim: int

@@ -291,7 +291,7 @@ def _suffix(
 def _features(
     whole: Any, batch: PackedBatch, media: list[int], index: PrefixIndex, max_patches: int | None
 ) -> tuple[list[Levels], int]:
-    """Of each of `media`, by the index's feature store where it has one; and how many patches were encoded."""
+    """Features of each of `media`, by the index's store where it has one; and how many patches were encoded."""
     ran: list[int] = []
     on_device = batch.to(whole.get_input_embeddings().weight.device)
 

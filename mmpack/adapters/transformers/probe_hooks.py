@@ -24,7 +24,7 @@ from mmpack.schema.sample import Sample
 
 
 class BatchRows:
-    """Of one batch. `members`: numbers of its samples among all that are probed."""
+    """Rows of one batch. `members`: numbers of its samples among all that are probed."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BatchRows:
         return Rows(TEXT, torch.arange(len(into)), into), rows
 
     def loss_rows(self) -> list[Rows]:
-        """Of values [N] by loss token: the place of the row that predicts it."""
+        """The place of the row that predicts each loss token, for values [N]."""
         found = {place: n for place, _, n in self._loss()}
         if not found:
             return []

@@ -274,7 +274,7 @@ def routes_of(batch: Batch, whole: Any, what: str) -> list[torch.Tensor]:
 
 
 def num_experts(whole: Any) -> int:
-    """Of each layer that has some; 0 for a dense model."""
+    """Number of experts of each layer that has some; 0 for a dense model."""
     routers = _routers(whole)
     return experts_of(routers[0]) if routers else 0
 
@@ -290,7 +290,7 @@ def recorded_rows(routes: torch.Tensor) -> torch.Tensor:
 
 
 def _begin(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Of the model below its head, when its forward starts."""
+    """Begin a record when the forward of the model below its head starts."""
     routes = kwargs.get(KEYWORD)
     if routes is None:
         return

@@ -326,7 +326,7 @@ def _padded_audio(features: torch.Tensor, lengths: list[int]) -> dict[str, torch
 def _line_arguments(
     modality: str, pixels: torch.Tensor, grids: list[tuple[int, int, int]]
 ) -> dict[str, Any]:
-    """Of a tower of lines: one for each picture or frame."""
+    """Arguments of a tower of lines: one for each picture or frame."""
     sizes = [(h, w) for t, h, w in grids for _ in range(t)]
     values, places = lines_of(pixels, sizes)
     lengths = {LENGTHS: [h * w for h, w in sizes]}

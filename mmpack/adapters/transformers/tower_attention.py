@@ -122,7 +122,7 @@ def tower_attention(
 
 
 def _plan_of(cu_seqlens: torch.Tensor) -> SequencePlan:
-    """Of sequences that no plan is known of, as an audio tower's chunks; made once for a forward's layers."""
+    """Plan of sequences that have none yet, as an audio tower's chunks; made once for a forward's layers."""
     plan: SequencePlan | None = getattr(cu_seqlens, PLAN, None)
     if plan is None:
         plan = plan_sequences(cu_seqlens.diff().tolist())
@@ -196,7 +196,7 @@ def _takes_clips(tower: Any) -> bool:
 
 
 def _plans_of_sizes(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TowerPlans:
-    """Of a tower that takes pictures of unlike sizes as one tensor, and their sizes in pixels."""
+    """Plans of a tower that takes pictures of unlike sizes as one tensor, and their sizes in pixels."""
     device = (args[0] if args else kwargs["pixel_values"]).device
     sizes = torch.as_tensor(kwargs["image_sizes"]).cpu() // tower.patch_size
     plan = _moved(plan_sequences(sizes.prod(dim=-1).numpy()), device)

@@ -25,7 +25,7 @@ class Ranks(NamedTuple):
 
 
 def ranks() -> Ranks:
-    """Of this process. Raises: ModelError without Megatron."""
+    """Ranks of this process. Raises: ModelError without Megatron."""
     try:
         mpu = importlib.import_module("megatron.core").mpu
     except ImportError:

@@ -360,7 +360,7 @@ class VllmEngine:
 
 
 def _checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Of the tensors of a vLLM model, under the names of `shapes` (the trainer's)."""
+    """Checksums of the tensors of a vLLM model, under the names of `shapes` (the trainer's)."""
     fused: dict[str, list[tuple[int, str]]] = {}
     for name in shapes:
         place, rank = _place(model, name)

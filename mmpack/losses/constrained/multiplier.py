@@ -55,7 +55,7 @@ class PID:
 
 @dataclass
 class _State:
-    """Of one constraint."""
+    """State of one constraint."""
 
     value: float
     integral: float = 0.0  # of PID

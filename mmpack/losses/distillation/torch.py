@@ -35,7 +35,7 @@ def divergence(columns: Columns, options: Options) -> tuple[Tensor, Tensor, Tens
 
 
 def pointwise(a: Tensor, b: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Of an id with log-probabilities a of the policy and b of the teacher: its term, and the derivative to a."""
+    """The term of an id with log-probabilities a (policy) and b (teacher), and its derivative to a."""
     p, q = a.exp(), b.exp()
     if options.kind == "forward_kl":
         return _times(q, b - a), -q

@@ -63,7 +63,7 @@ def times(p, x):
 
 @triton.jit
 def pointwise(a, b, beta, log_beta, log_rest, KIND: tl.constexpr):
-    """Of an id with log-probabilities a of the policy and b of the teacher: its term, and the derivative to a."""
+    """The term of an id with log-probabilities a (policy) and b (teacher), and its derivative to a."""
     p, q = tl.exp(a), tl.exp(b)
     if KIND == "forward_kl":
         value, slope = times(q, b - a), -q

@@ -61,7 +61,7 @@ def scoped(places: LossPlaces, flat: Flat) -> tuple[np.ndarray, np.ndarray, np.n
 def cut_to_last(
     owner: np.ndarray, start: np.ndarray, stop: np.ndarray, at: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of scores that go to the last token of their scope, only that token; the others as they are."""
+    """Keep only the last token of scores that go there; the others stay as they are."""
     final = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
     last = at[owner] == LAST
     keep = final | ~last

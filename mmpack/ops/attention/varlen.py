@@ -70,7 +70,7 @@ def _rows(query: Tensor, key: Tensor, value: Tensor) -> Rows:
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Operands:
-    """Of [rows, heads, d]; rows of two-way blocks as if they were text."""
+    """Operands [rows, heads, d]; rows of two-way blocks as if they were text."""
     if plan.key_rows is not None:
         k, v = (gather_rows(x, plan.key_rows, inverse=plan.key_inverse) for x in (k, v))
     lengths = Lengths(

@@ -31,7 +31,7 @@ class VisionRows(NamedTuple):
 
     @property
     def inverse(self) -> Inverse:
-        """Of `features`, for `gather_rows`."""
+        """Inverse of `features`, for `gather_rows`."""
         return Inverse(self.order, self.offsets)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> VisionRows:

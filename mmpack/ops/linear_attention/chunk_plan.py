@@ -31,7 +31,7 @@ class ChunkPlan(Moving):
 
 
 def plan_chunks(offsets: np.ndarray, parents: np.ndarray, depths: np.ndarray) -> ChunkPlan:
-    """Of segments that are not empty: [G+1], [G], [G]."""
+    """Plan of segments that are not empty: [G+1], [G], [G]."""
     lengths, total = np.diff(offsets), int(offsets[-1])
     counts = -(-lengths // CHUNK)
     by_wave = np.lexsort((-counts, depths))

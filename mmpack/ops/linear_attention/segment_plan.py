@@ -170,7 +170,7 @@ def _previous(offsets: np.ndarray, parents: np.ndarray, width: int) -> np.ndarra
 
 
 def _far(previous: np.ndarray) -> FarReaders:
-    """Of `previous` [T, width - 1]."""
+    """Far places of `previous` [T, width - 1]."""
     rows, taps = previous.shape
     # windows that are not the rows right before
     reader, tap = np.nonzero(previous != np.arange(rows)[:, None] - 1 - np.arange(taps))
@@ -189,7 +189,7 @@ def _far(previous: np.ndarray) -> FarReaders:
 
 
 def _inverse(index: np.ndarray, count: int) -> Inverse:
-    """Of an index into `count` rows."""
+    """Inverse of an index into `count` rows."""
     counts = np.bincount(index, minlength=count)
     order = np.argsort(index, kind="stable")
     return Inverse(_int32(order), _int32(np.append(0, np.cumsum(counts))))

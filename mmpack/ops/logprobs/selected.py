@@ -121,7 +121,7 @@ def _fake(call: Call) -> Statistics:
 
 
 def _fake_backward(given: Incoming, call: Call, statistics: Statistics) -> Tensor:
-    """Of the gradient to the logits: [T, V], in place of them, or compact [S, V] by group."""
+    """Shape of the gradient to the logits: [T, V], in place of them, or compact [S, V] by group."""
     rows = call.rows if call.gradient == "compact" else None
     return call.logits.new_empty(call.num_rows if rows is None else rows.shape[0], call.vocab)
 

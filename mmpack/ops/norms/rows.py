@@ -71,7 +71,7 @@ def softmax(x: Tensor, log: bool, out_dtype: torch.dtype) -> Tensor:
 
 
 def variance(x: Tensor, correction: float, out_dtype: torch.dtype) -> Tensor:
-    """Of the last dimension, by two passes; no gradient of its own."""
+    """Variance of the last dimension, by two passes; no gradient of its own."""
     with torch.no_grad():
         wide, count = x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1]
         off = wide - sum_rows_of(wide, wide.dtype, 1 / count)[..., None]

@@ -34,7 +34,7 @@ FEW_ROWS = 64  # up to which `FEW` runs
 
 @functools.lru_cache(4096)  # the host would take a third of its time for it
 def tiles_for(rows: int, columns: int, device: torch.device) -> Tiles:
-    """Of a product [rows, columns]: the least waves of tiles over the device, weighed by what a tile costs."""
+    """Tiles of a product [rows, columns]: the least waves over the device, weighed by what a tile costs."""
     menu, few = _menu(device)
     if few is not None and rows <= (few.rows if device.type == "cpu" else FEW_ROWS):
         return few

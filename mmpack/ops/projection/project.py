@@ -137,7 +137,7 @@ class Layers(NamedTuple):
 
 
 def _columns(flat: Sequence[Any]) -> Layers:
-    """Of three tensors per layer."""
+    """Columns of three tensors per layer."""
     return Layers(list(flat[::3]), list(flat[1::3]), list(flat[2::3]))
 
 

@@ -51,7 +51,7 @@ def unproject(
 
 
 def _layer_gradients(grad: Tensor, layer: Projection, need: Sequence[bool]) -> list[Tensor | None]:
-    """Of inputs, weight and bias from that of the features [P, H]."""
+    """Gradients of inputs, weight and bias from that of the features [P, H]."""
     total = _product_dtype(grad)
     out: list[Tensor | None] = [None] * 3
     with torch.autocast(grad.device.type, enabled=False):

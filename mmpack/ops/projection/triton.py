@@ -121,7 +121,7 @@ def _product(
 def _layer_gradients(
     grad: Tensor, entries: Inverse, layer: Projection, need: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Of inputs, weight and bias; the gradient of feature p is the sum of grad at the entries of p."""
+    """Gradients of inputs, weight and bias; that of feature p is the sum of grad at the entries of p."""
     inputs, weight, bias = layer
     if not any(need):
         return [None] * 3

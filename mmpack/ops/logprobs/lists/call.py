@@ -60,7 +60,7 @@ class HiddenCall(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the results."""
+        """dtype of the results."""
         factors = torch.promote_types(self.hidden.dtype, self.weight.dtype)
         return torch.promote_types(factors, torch.float32)
 
