@@ -28,11 +28,12 @@ def viewed():
     drawn = np.random.default_rng(0)
     sizes = ((100, 150), (60, 40), (130, 70))
     images = [Image.fromarray(drawn.integers(0, 255, (*s, 3), np.uint8)) for s in sizes]
+    tokenizer = minicpm_tokenizer()  # takes seconds to read
 
     def make(shown=images, **settings):
         settings = {"scale_resolution": 64, "max_slice_nums": 4} | settings
         made = mp.wrap_processor(
-            tokenizer=minicpm_tokenizer(),
+            tokenizer=tokenizer,
             image_processor=transformers.MiniCPMV4_6ImageProcessorPil(**settings),
             family="minicpmv4_6",
             chat_template=MINICPM,
