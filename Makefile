@@ -46,7 +46,7 @@ test: $(STAMP)  ## the tests, without those marked slow or gpu; PYTEST_ADDOPTS=-
 
 .PHONY: test-slow
 test-slow: $(STAMP)  ## the tests marked slow, and the cases that test leaves out
-	$(PYTEST) $(PARALLEL) $(SOME) -m "(slow or rest) and not gpu and not engine and not upstream and not decoders $(ELSEWHERE)" $(call marked,\(slow\|few\))
+	$(PYTEST) $(PARALLEL) $(SOME) -m "(slow or rest) and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)" $(call marked,\(slow\|few\))
 
 # What compares floats with an oracle's: results differ between CPUs, bounds must not.
 NUMERICAL := tests/losses tests/ops --ignore-glob='*_types.py' \
