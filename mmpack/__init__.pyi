@@ -1,4 +1,4 @@
-# What type checkers see of the lazy names in __init__.py; a test keeps the two equal.
+# The public names: what type checkers see, and `mmpack.exports` loads.
 from mmpack import audio as audio
 from mmpack import blobs as blobs
 from mmpack import cache as cache

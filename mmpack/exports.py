@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mmpack.errors import needs
 
 
+def homes(package: str) -> dict[str, str]:
+    """Public name -> module that holds it, as the package's `__init__.pyi` imports them: type checkers read it too."""
+    stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = [node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom)]
+    return {name.name: str(node.module) for node in imports for name in node.names}
+
+
 def exports(
-    package: str,
-    homes: Mapping[str, tuple[str, ...]],
-    rooms: tuple[str, ...] = (),
-    *,
-    extra: str = "torch",
+    package: str, *, extra: str = "torch"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of `package`: names by the modules that hold them, and packages within it.
+    """`__getattr__`, `__dir__` and `__all__` of `package`; a name whose home is the package itself is a module in it.
 
     What a module lacks to be imported raises MissingExtraError, which names `extra`.
     """
-    module_of = {name: module for module, names in homes.items() for name in names}
-    names = sorted([*module_of, *rooms])
+    home_of = homes(package)
+    names = sorted(home_of)
 
     def load(name: str) -> Any:
-        if name in rooms:
-            return importlib.import_module(f"{package}.{name}")
-        if name not in module_of:
+        home = home_of.get(name)
+        if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if home == package:
+            return importlib.import_module(f"{package}.{name}")
         with needs(extra, package):
-            value = getattr(importlib.import_module(module_of[name]), name)
+            value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -13,6 +13,7 @@ from typing import Any
 from docstrings import markdown
 
 import mmpack
+from mmpack.exports import homes
 
 # title -> first parts of the modules that names of `mmpack` itself come from
 PAGES = {
@@ -26,8 +27,7 @@ PAGES = {
     "exceptions": ("Errors and warnings", ("errors",)),
 }
 ROOMS = (
-    *("audio", "blobs", "cache", "errors", "grounding", "invariant", "losses", "ops", "planning"),
-    *("probe", "schema", "trajectory", "video", "view"),
+    *(name for name, home in homes("mmpack").items() if home == "mmpack"),
     *("adapters.transformers", "adapters.torch", "adapters.trl"),
 )
 
@@ -42,9 +42,9 @@ def write(folder: Path) -> set[str]:
     known: set[str] = set()
     made: dict[str, str] = {}
     titles: dict[str, str] = {}
-    homes = {name: home for home, names in mmpack._HOME.items() for name in names}
+    room_of = {name: f"{home}..".split(".")[1] for name, home in homes("mmpack").items()}
     for page, (title, parts) in PAGES.items():
-        names = [name for name in mmpack.__all__ if homes.get(name, "..").split(".")[1] in parts]
+        names = [name for name in mmpack.__all__ if room_of[name] in parts]
         found = {name: getattr(mmpack, name) for name in names}
         made[page] = f"# {title}\n\n{within('mmpack')}" + "\n".join(entries("mmpack", found, known))
         titles[page] = title

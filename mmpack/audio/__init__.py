@@ -5,5 +5,4 @@ Public names are loaded when first used: `import mmpack.audio` loads no decoder.
 
 from mmpack.exports import exports
 
-_HOME = {"mmpack.audio.decoding": ("Limits", "decode")}
-__getattr__, __dir__, __all__ = exports(__name__, _HOME)
+__getattr__, __dir__, __all__ = exports(__name__)

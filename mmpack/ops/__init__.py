@@ -9,10 +9,4 @@ and one of `test_offline_compile.py`.
 
 from mmpack.exports import exports
 
-_HOME = {
-    "mmpack.ops.logprobs.listed": ("ListedLogprobs", "linear_listed_logprobs", "listed_logprobs"),
-    "mmpack.ops.logprobs.support": ("ScoredSupport", "Support"),
-    "mmpack.ops.patches.pack": ("pack_video", "unpack_video"),
-    "mmpack.ops.projection.project": ("Projection", "project_and_merge"),
-}
-__getattr__, __dir__, __all__ = exports(__name__, _HOME)
+__getattr__, __dir__, __all__ = exports(__name__)

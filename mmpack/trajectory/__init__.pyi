@@ -1,0 +1,26 @@
+# The public names: what type checkers see, and `mmpack.exports` loads.
+from mmpack.trajectory.actions.find import annotate_actions as annotate_actions
+from mmpack.trajectory.actions.find import check_actions as check_actions
+from mmpack.trajectory.actions.find import find_actions as find_actions
+from mmpack.trajectory.actions.formats import action_text as action_text
+from mmpack.trajectory.actions.formats import read_action as read_action
+from mmpack.trajectory.actions.formats import read_tool_call as read_tool_call
+from mmpack.trajectory.actions.formats import write_action as write_action
+from mmpack.trajectory.actions.formats import write_tool_call as write_tool_call
+from mmpack.trajectory.actions.parts import loss_kinds as loss_kinds
+from mmpack.trajectory.branching import branches as branches
+from mmpack.trajectory.chat import from_calls as from_calls
+from mmpack.trajectory.chat import from_chat as from_chat
+from mmpack.trajectory.cut import pieces as pieces
+from mmpack.trajectory.groups import group_index as group_index
+from mmpack.trajectory.groups import trajectory_groups as trajectory_groups
+from mmpack.trajectory.groups import trajectory_index as trajectory_index
+from mmpack.trajectory.records import Record as Record
+from mmpack.trajectory.records import from_records as from_records
+from mmpack.trajectory.sample_turns import from_samples as from_samples
+from mmpack.trajectory.samples import to_samples as to_samples
+from mmpack.trajectory.trajectory import Trajectory as Trajectory
+from mmpack.trajectory.trajectory import Turn as Turn
+from mmpack.trajectory.truncation import Context as Context
+from mmpack.trajectory.truncation import truncate as truncate
+from mmpack.trajectory.truncation import window as window
