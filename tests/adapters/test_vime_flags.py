@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.adapters.vime import enable
@@ -175,14 +176,10 @@ def test_a_provider_gives_what_is_asked_for():
 
 @pytest.mark.slow
 def test_a_provider_over_ranks(tmp_path):
-    torch.multiprocessing.spawn(_rank, (2, str(tmp_path / "rendezvous")), nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path)
 
 
-def _rank(rank, ranks, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def _rank(rank, ranks):
     hidden, weight, bias, targets, up = problem()
     part = slice(32 * rank, 32 * (rank + 1))
     for mask in (None, torch.rand(40, 64) < 0.4, torch.rand(40, 64) < 0.02):
@@ -204,4 +201,3 @@ def _rank(rank, ranks, rendezvous):
         (got.logp[:, 0] @ up[0] + got.entropy @ up[1]).backward()
         whole = grads[3][:, part]
         assert ((z.grad - whole).abs() <= gradient_fp32_bound(grads[3].abs().max()) * 4).all()
-    distributed.destroy_process_group()

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from support.ranks import spawned
 from support.vime_steps import (
     CASES,
     LENGTHS,
@@ -150,15 +151,10 @@ def test_corrections_and_reducers_of_others():
     ["tensor", "zigzag", "allgather"],
 )
 def test_two_ranks_are_one(way, tmp_path):
-    args = (2, way, str(tmp_path / "rendezvous"))
-    torch.multiprocessing.spawn(_rank, args, nprocs=2, join=True)
+    spawned(_rank, 2, tmp_path, way)
 
 
-def _rank(rank, ranks, way, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks
-    )
+def _rank(rank, ranks, way):
     world = distributed.group.WORLD
     if way == "tensor":
         install_stub(tp_group=world)
@@ -166,7 +162,6 @@ def _rank(rank, ranks, way, rendezvous):
         install_stub(cp_group=world, cp_rank=rank, cp_size=ranks)
     for case in ("everything", "gspo_tis", "opsm"):
         _part(case, way, rank, ranks)
-    distributed.destroy_process_group()
 
 
 def _part(case, way, rank, ranks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from mmpack.contracts import TOLERANCES
 BOUND = 1e-5  # of the norm of a weight's gradient
 # of a weight's on a GPU, where products of other shapes are other kernels; all together are held to the contract
 GPU_BOUND = 1e-3
+# Ranks on the CPU are forks of one process, which imports once what takes seconds.
+LOADED = ["mmpack.adapters.transformers", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"]
+LOADED += ["mmpack.demo.tiny_models", "hypothesis", "pytest", "torch.distributed.fsdp"]
 
 
 def spawned(
@@ -26,8 +30,10 @@ def spawned(
     """`run(rank, ranks, *args)` in processes that are one group; `on`: "cpu", or "cuda" with a GPU for each."""
     if on == "cuda" and torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
-    rendezvous = str(tmp_path / "rendezvous")
-    torch.multiprocessing.spawn(_run, (run, ranks, rendezvous, on, args), nprocs=ranks)
+    multiprocessing.set_forkserver_preload(LOADED)
+    start = "forkserver" if on == "cpu" else "spawn"
+    args = (run, ranks, str(tmp_path / "rendezvous"), on, args)
+    torch.multiprocessing.start_processes(_run, args, ranks, start_method=start)
 
 
 def _run(

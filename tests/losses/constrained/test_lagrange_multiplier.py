@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.ranks import spawned
 from torch import distributed
 
 from mmpack.errors import ArgumentError
@@ -148,7 +149,7 @@ def test_a_nan_changes_nothing():
 
 
 def test_ranks_move_to_the_same_bits_as_one_process(tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=2)
+    spawned(run, 2, tmp_path, str(tmp_path))
     values = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert values[0] == values[1]
     alone = LagrangeMultiplier({"c": 0.2}, PID(0.3, 0.2, 0.1))
@@ -156,11 +157,7 @@ def test_ranks_move_to_the_same_bits_as_one_process(tmp_path):
     assert values[0] == pytest.approx(wanted, abs=1e-12)
 
 
-def run(rank, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
+def run(rank, ranks, folder):
     multiplier = LagrangeMultiplier({"c": 0.2}, PID(0.3, 0.2, 0.1))
     parts = [([1.0], [2.5, 0.0, 4.0]), ([], [5.0])]
     out = [
@@ -177,4 +174,3 @@ def run(rank, folder):
         multiplier.update(Costs({"c": torch.ones(0)}), distributed.group.WORLD)
     with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump(out, file)
-    distributed.destroy_process_group()
