@@ -10,6 +10,8 @@ SOME := $(if $(CASES),--cases $(CASES))
 # glibc would give the memory of each tensor back, and the kernel zero it anew for the next one: a quarter of the time.
 export MALLOC_TRIM_THRESHOLD_ := 1000000000
 export MALLOC_MMAP_THRESHOLD_ := 1000000000
+# Tests start hundreds of processes: without bytecode on disk each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Each worker gets a contiguous part and steals from the others' ends: a module's fixtures are made once, not per worker.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # For each version but the newest, which is the one of .venv, a file of pins.

@@ -112,6 +112,12 @@ def _few(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
     return kept + others[: max(most - len(kept), 0)]
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look through all of it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from the global state)

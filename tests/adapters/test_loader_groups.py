@@ -93,5 +93,7 @@ def test_batches_go_on_past_the_dead(tmp_path):
         assert_equal(got, expected)
         assert sorted(places(letters.read())) == wanted
     there, _ = with_dead(tmp_path / "two.jsonl")
+    loader = iter(DataLoader(PackBatches(there), batch_size=None, num_workers=2))
     with pytest.raises(mp.ArgumentError, match="dead_letters with 2 workers"):
-        next(iter(DataLoader(PackBatches(there), batch_size=None, num_workers=2)))
+        next(loader)
+    loader._shutdown_workers()  # now, and not in the midst of another test

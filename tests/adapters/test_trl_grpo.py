@@ -175,6 +175,7 @@ def test_rows_without_pictures(pair):
     assert b.count_nonzero() == 4 + 2
 
 
+@pytest.mark.slow
 def test_a_real_run_learns_the_same(build, tmp_path):
     """Generation, two updates a generation, reference, evaluation; TRL checkpoints gradients by default."""
     runs = []

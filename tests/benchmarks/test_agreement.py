@@ -112,5 +112,6 @@ def assert_seen(case):
     assert rest <= {"visual.blocks.*.norm1.weight", "visual.patch_embed.proj.weight"}, names
 
 
+@pytest.mark.slow
 def test_a_wrong_dq_of_a_tower():
     assert_seen(case_of(OPTIONS, NAME, "geo", CPU))

@@ -54,6 +54,7 @@ def planted(monkeypatch, forward):
     monkeypatch.setitem(PEERS, "plain", dataclasses.replace(PEERS["plain"], forward=forward))
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_is_a_row(monkeypatch, tmp_path):
     def full(model, job, members):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -65,6 +66,7 @@ def test_memory_that_runs_out_is_a_row(monkeypatch, tmp_path):
     assert done.returncode == 0 and row["did_not_run"] == "out of memory"
 
 
+@pytest.mark.slow
 def test_a_wrong_peer_is_not_timed(monkeypatch, tmp_path):
     right = PEERS["plain"].forward
 

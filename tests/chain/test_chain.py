@@ -45,14 +45,10 @@ def beyond(made, record, axis="packed"):
 # -- what is healthy ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.adapter
 @pytest.mark.parametrize(
-    "model, invariant",
-    [
-        (MODELS[0], False),
-        pytest.param(MODELS[1], True, marks=pytest.mark.slow),
-        pytest.param(MODELS[1], False, marks=pytest.mark.slow),
-    ],
+    "model, invariant", [(MODELS[0], False), (MODELS[1], True), (MODELS[1], False)]
 )
 def test_every_layout_is_within_the_contract(made, model, invariant):
     """All stages have numbers in every layout, none is beyond, and embeddings are equal bits; the rest in the mode."""

@@ -69,6 +69,7 @@ def test_an_injected_cause_is_the_first_finding(cause):
     assert "loss" not in values  # no step is taken
 
 
+@pytest.mark.slow
 def test_real_problems(geo3k_dir):
     report = smoke(data=str(geo3k_dir), n=2, limit=2, max_new_tokens=4)
     assert report.failed == [] and report.values["parity"]["compared"] == 4
