@@ -1,4 +1,4 @@
-"""The GitHub action and the pre-commit hook: their shell lines run here as their runners run them."""
+"""The GitHub action, the release and the pre-commit hook: their shell lines run here as their runners run them."""
 
 import json
 import os
@@ -19,7 +19,11 @@ import mmpack as mp
 ROOT = Path(__file__).resolve().parents[1]
 ACTION = ROOT / ".github" / "actions" / "parity"
 STEPS = yaml.safe_load((ACTION / "action.yml").read_text(encoding="utf-8"))
-LINES = {step["name"]: step for step in STEPS["runs"]["steps"]}
+RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))[
+    "jobs"
+]
+_EVERY = STEPS["runs"]["steps"] + RELEASE["build"]["steps"]
+LINES = {step["name"]: step for step in _EVERY if "name" in step}
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
 HOSTILE = "s0```<b>$(touch hit)`touch hit` ##[error]boo ::error::boo"
 
@@ -185,3 +189,35 @@ def test_the_hook_refuses_what_breaks_a_rule(tmp_path):
         ("a.jsonl", False),
     ]:
         assert bool(re.search(HOOK["files"], name)) is taken
+
+
+# ---- the release -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "heading", "code"),
+    [
+        ("v1.2.0", "1.2.0", "## 1.2.0 (2026-12-01)", 0),
+        ("v1.2.1", "1.2.0", "## 1.2.0 (2026-12-01)", 1),
+        ("v1.2.0", "1.2.0", "## 1.2.0 (not released)", 1),
+    ],
+)
+def test_a_tag_is_the_version_and_has_its_changes(tag, version, heading, code, tmp_path):
+    (tmp_path / "mmpack").mkdir()
+    (tmp_path / "mmpack" / "_version.py").write_text(f'__version__ = "{version}"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n{heading}\n")
+    done, _, _ = step("Version", tmp_path, GITHUB_REF_NAME=tag)
+    assert (done.returncode, "::error::" in done.stdout) == (code, code == 1)
+
+
+def test_only_packages_are_published_and_only_by_the_job_that_may(tmp_path):
+    """`make release` puts sums and a bill of materials beside them, which PyPI refuses."""
+    (tmp_path / "make").write_text(
+        "#!/bin/sh\nmkdir dist && cd dist && touch a.whl a.tar.gz SHA256SUMS a.cdx.json\n"
+    )
+    (tmp_path / "make").chmod(0o755)
+    done, _, _ = step("Build", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert {f.name for f in (tmp_path / "packages").iterdir()} == {"a.whl", "a.tar.gz"}
+    allowed = {name: job["permissions"] for name, job in RELEASE.items()}
+    assert allowed == {"build": {"contents": "read"}, "publish": {"id-token": "write"}}
