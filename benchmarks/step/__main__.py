@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import mmpack.cli.main
-from mmpack.cli.output import JsonOption, emit, writable
+from mmpack.cli.output import JsonOption, Result, emit, writable
 from mmpack.errors import require
 
 ALL = "all"
@@ -91,7 +91,7 @@ def command(
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         report = run(options, say=print)
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
-        emit(report, map(str, targets(report["rows"])), as_json, None)
+        emit(Result(report, map(str, targets(report["rows"]))), as_json, None)
     return int(any("error" in row and "did_not_run" in row for row in report["rows"]))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, writable
+from mmpack.cli.output import Result, TraceArgument, writable
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ def command(
     trace: TraceArgument,
     to: Annotated[Path, typer.Argument(callback=writable)],
     schema_version: Literal["1", "2"] = "2",
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+) -> Result:
     """Write a trace in another version of the schema, or as another type of file.
 
     FILE is written whole or not at all. A sample that does not fit the version is an error; nothing is dropped.
@@ -30,6 +28,9 @@ def command(
         to [FILE]: The trace to write: .jsonl, .jsonl.zst or .parquet.
         schema_version: Version of the schema to write; 1 has no room for what the engine did (kept ids, routes,
             teachers).
+
+    Examples:
+        mmpack convert rollout.jsonl rollout.parquet
     """
     from collections import Counter
 
@@ -50,10 +51,5 @@ def command(
         "file": str(to),
     }
     held = ", ".join(f"{count} of version {version}" for version, count in sorted(versions.items()))
-    emit(
-        document,
-        [f"OK: {samples} samples ({held or 'none'}) to {to}, version {schema_version}"],
-        as_json,
-        out,
-    )
-    return 0
+    done = f"OK: {samples} samples ({held or 'none'}) to {to}, version {schema_version}"
+    return Result(document, [done])

@@ -9,7 +9,7 @@ import platform
 from typing import Any
 
 from mmpack._version import __version__
-from mmpack.cli.output import JsonOption, OutOption, emit, table
+from mmpack.cli.output import Result, table
 from mmpack.errors import installed_version
 
 EXTRAS = {  # package -> the extra of mmpack that installs it
@@ -35,8 +35,13 @@ EXTRAS = {  # package -> the extra of mmpack that installs it
 }
 
 
-def command(as_json: JsonOption = False, out: OutOption = None) -> int:
-    """Show the versions of mmpack, Python and packages, the accelerators that torch finds, and each op's backend."""
+def command() -> Result:
+    """Show the versions of mmpack, Python and packages, the accelerators that torch finds, and each op's backend.
+
+    Examples:
+        mmpack doctor
+        mmpack doctor --json
+    """
     packages = {name: installed_version(name) for name in EXTRAS}
     devices = _devices(packages["torch"])
     about = {
@@ -50,9 +55,7 @@ def command(as_json: JsonOption = False, out: OutOption = None) -> int:
     if ops:
         shown = [(op["op"], op["backend"] or "raises", op["why"]) for op in ops]
         tables.append(table(("op", "backend", "why"), shown))
-    document = about | {"packages": packages, "devices": devices, "ops": ops}
-    emit(document, tables, as_json, out)
-    return 0
+    return Result(about | {"packages": packages, "devices": devices, "ops": ops}, tables)
 
 
 def _missing(package: str) -> str:

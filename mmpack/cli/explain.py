@@ -21,7 +21,12 @@ def command(
         typer.Argument(metavar="CODE", help="A rule such as MM101 or a cause such as max_pixels."),
     ] = None,
 ) -> int:
-    """Explain a rule or a cause of drift: what it means, how it shows, how to fix it. Without CODE, list all."""
+    """Explain a rule or a cause of drift: what it means, how it shows, how to fix it. Without CODE, list all.
+
+    Examples:
+        mmpack explain MM101
+        mmpack explain max_pixels
+    """
     if code is None:
         show([table(("code", "says"), [(name, says) for name, (says, _) in lines().items()])])
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, OutputFile, emit, table
+from mmpack.cli.output import OutputFile, Result, table
 from mmpack.errors import ArgumentError
 from mmpack.files import replaced
 
@@ -31,9 +31,7 @@ def command(
     policy: Annotated[list[str], typer.Option()],
     setting: Annotated[list[str] | None, typer.Option("--set")] = None,
     sheet: OutputFile = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+) -> Result:
     """Print which frames of a video each policy takes. Exits 1 if they differ.
 
     Args:
@@ -42,6 +40,9 @@ def command(
             the option to compare.
         setting [SETTING=VALUE]: A setting for every policy that has it.
         sheet [FILE.png]: Write a contact sheet to FILE.
+
+    Examples:
+        mmpack frames clip.mp4 --policy qwen_vl_utils --policy vllm
     """
     from mmpack.video.choose_frames import sample
     from mmpack.video.compare_plans import differing_fields
@@ -85,8 +86,7 @@ def command(
             for label, plan in named
         ],
     }
-    emit(document, _for_people(info, policy, plans, differing), as_json, out)
-    return 1 if differing else 0
+    return Result(document, _for_people(info, policy, plans, differing), bool(differing))
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

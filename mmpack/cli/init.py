@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mmpack.cli.output import JsonOption, OutOption, emit
+from mmpack.cli.output import Result
 from mmpack.errors import ArgumentError
 from mmpack.files import replaced
 
@@ -26,15 +26,17 @@ NEXT = {  # what to do with the files in the folder `{}`
 def command(
     framework: Framework,
     folder: Annotated[Path, typer.Argument()] = Path(),
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+) -> Result:
     """Write the files of a small training loop to start from. Never overwrites a file.
 
     Args:
         framework [FRAMEWORK]: loop (plain PyTorch), trl (GRPOTrainer), verl (a config), openrlhf or vime (a
             command).
         folder [DIR]: Where the files go; made if it is not there.
+
+    Examples:
+        mmpack init loop
+        mmpack init trl experiment
     """
     folders = (framework, "rows") if framework in ("openrlhf", "vime") else (framework,)
     found = (p for name in folders for p in (STARTERS / name).iterdir() if p.is_file())
@@ -53,7 +55,4 @@ def command(
             shutil.copyfileobj(text, file)
     step = NEXT[framework].format(folder)
     names = [str(target) for target in targets]
-    emit(
-        {"files": names, "next": step}, [f"wrote {', '.join(names)}", f"next: {step}"], as_json, out
-    )
-    return 0
+    return Result({"files": names, "next": step}, [f"wrote {', '.join(names)}", f"next: {step}"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mmpack.cli.output import JsonOption, OutOption, TraceArgument, emit, problem_document, table
+from mmpack.cli.output import Result, TraceArgument, problem_document, table
 from mmpack.errors import ArgumentError
 from mmpack.progress import tracked
 
@@ -27,29 +27,26 @@ SPANS = (
 )
 
 
-def command(
-    trace: TraceArgument,
-    sample: str | None = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+def command(trace: TraceArgument, sample: str | None = None) -> Result:
     """Show what a trace holds. Broken rules are counted, and don't change the exit code.
 
     Args:
         sample [ID]: List the media and spans of this sample.
+
+    Examples:
+        mmpack inspect rollout.jsonl
+        mmpack inspect rollout.jsonl --sample s0
     """
     from mmpack.schema.trace import read_trace
 
     samples = tracked(read_trace(trace), "reading")
     if sample is None:
         counts = _counts(samples)
-        emit(counts, [_counts_table(counts)], as_json, out)
-        return 0
+        return Result(counts, [_counts_table(counts)])
     for found in samples:
         if found.sample_id == sample:
             document = _one(found)
-            emit(document, _one_for_people(document), as_json, out)
-            return 0
+            return Result(document, _one_for_people(document))
     raise ArgumentError(
         f"inspect: {trace} has no sample {sample!r}. Fix: pass a sample_id of this trace"
     )

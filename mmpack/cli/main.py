@@ -70,7 +70,6 @@ def build() -> Any:
     typer = require("typer", "cli", "the command mmpack")
     require("rich", "cli", "the command mmpack")
     from mmpack.cli import root
-    from mmpack.cli.examples import epilog
 
     app = typer.Typer(
         help=ABOUT,
@@ -80,9 +79,7 @@ def build() -> Any:
     root.documented(root.options)
     app.callback(help=ABOUT)(root.options)
     for name in COMMANDS:
-        made = importlib.import_module(f"mmpack.cli.{name}").command
-        about = root.documented(made)
-        app.command(name, help=about, cls=root.Command, epilog=epilog(name))(made)
+        root.add(app, name, importlib.import_module(f"mmpack.cli.{name}").command)
     return typer.main.get_command(app)
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,16 +72,30 @@ HtmlOption = Annotated[
 ]
 
 
-def emit(
-    document: dict[str, Any], human: Iterable[str | Table], as_json: bool, out: Path | None
-) -> None:
-    """Write `document` to `out` if it is given, and print it or what is for people."""
+@dataclass(frozen=True)
+class Result:
+    """What a command found: a JSON document, lines and tables for people, and its exit code.
+
+    `as_json`: print the document, as with `--json`; `text`: print this instead of both.
+    """
+
+    document: dict[str, Any]
+    lines: Iterable[str | Table] = ()
+    code: int = 0
+    as_json: bool = False
+    text: str | None = None
+
+
+def emit(result: Result, as_json: bool, out: Path | None) -> int:
+    """Write the document to `out` if it is given, and print it or what is for people; returns the exit code."""
+    document = json_text(_finite(result.document)) + "\n"
     if out is not None:
-        write_json(out, document)
-    if as_json:
-        print(_json(document), end="")
+        write_text(out, document)
+    if result.text is not None or as_json or result.as_json:
+        print(document if result.text is None else result.text, end="")
     else:
-        show(human)
+        show(result.lines)
+    return int(result.code)
 
 
 def show(human: Iterable[str | Table]) -> None:
@@ -100,15 +115,6 @@ def problem_document(problem: Problem) -> dict[str, Any]:
     names = ("code", "sample_id", "field", "message", "span", "fix")
     found = {name: getattr(problem, name) for name in names}
     return found | {"span": None if problem.span is None else list(problem.span)}
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write the JSON document to a file."""
-    write_text(path, _json(document))
-
-
-def _json(document: dict[str, Any]) -> str:
-    return json_text(_finite(document)) + "\n"
 
 
 def json_text(document: Any) -> str:

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mmpack.cli.ci_formats import FORMATS
-from mmpack.cli.output import (
-    HtmlOption,
-    InputFolder,
-    JsonOption,
-    OutOption,
-    emit,
-    table,
-    write_json,
-)
+from mmpack.cli.output import HtmlOption, InputFolder, JsonOption, Result, table
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
 
@@ -39,11 +31,10 @@ def command(
     max_findings: Annotated[int, typer.Option(min=1)] = KEPT,
     as_json: JsonOption = False,
     format: Format | None = None,
-    out: OutOption = None,
     html: HtmlOption = None,
     media_root: InputFolder = None,
     tokenizer: str | None = None,
-) -> int:
+) -> Result:
     """Compare the layouts of two traces and name the cause of each difference.
 
     Args:
@@ -54,10 +45,13 @@ def command(
         format: text; json, as --json; github: workflow annotations; sarif: a SARIF 2.1.0 log; junit: JUnit XML.
         media_root [DIR]: Where --html finds pictures and videos.
         tokenizer [NAME]: A tokenizer's folder or hub name, to show differing tokens as text.
+
+    Examples:
+        mmpack parity rollout.jsonl train.jsonl
+        mmpack parity rollout.jsonl train.jsonl --format github
     """
     if as_json and format not in (None, "json"):
         raise typer.BadParameter(f"--json and --format {format} are two formats; pass one.")
-    as_json = as_json or format == "json"
     if rollout is None or train is None:
         missing = "A" if rollout is None else "B"
         raise typer.BadParameter(f"Missing argument '{missing}'.")
@@ -93,13 +87,8 @@ def command(
     summary, *lines = report.lines(min(SHOWN, max_findings))
     numbers = summary.partition(": ")[2]
     human = [f"{verdict}: {numbers}", *lines, *_drift(drift, left_out or {})]
-    if format is not None and format in FORMATS:
-        if out is not None:
-            write_json(out, document)
-        print(FORMATS[format](report, rollout, train), end="")
-    else:
-        emit(document, human, as_json, out)
-    return 0 if report.ok else 1
+    printed = FORMATS[format](report, rollout, train) if format in FORMATS else None
+    return Result(document, human, 0 if report.ok else 1, format == "json", printed)
 
 
 def _drift(drift: LogprobDrift | None, left_out: dict[str, int]) -> Iterator[str | Table]:

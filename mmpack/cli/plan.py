@@ -9,14 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mmpack.cli.output import (
-    JsonOption,
-    OutOption,
-    OutputFile,
-    TraceArgument,
-    emit,
-    table,
-)
+from mmpack.cli.output import OutputFile, Result, TraceArgument, table
 from mmpack.progress import tracked
 
 SHOWN = 50  # bins, and ranks, on the screen
@@ -73,9 +66,7 @@ def command(
     defer_tail: Annotated[float, typer.Option(min=0)] = 0.0,
     max_policy_lag: Annotated[int | None, typer.Option(min=0)] = None,
     save: OutputFile = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+) -> Result:
     """Plan micro-batches; show how full they are and how evenly they load the ranks.
 
     Args:
@@ -95,6 +86,10 @@ def command(
         defer_tail: Share of the groups, those with the longest samples, to leave for a later plan.
         max_policy_lag: Leave out samples with a token whose weights are more versions behind.
         save [FILE]: Write the plan here, for Plan.load.
+
+    Examples:
+        mmpack plan train.jsonl --max-tokens 4096 --share-prefix --ranks 2 --save plan.json
+        mmpack plan train.jsonl --model config.json --memory 40GB --auto-share
     """
     from mmpack.planning.cost import CostModel
     from mmpack.planning.plan import plan
@@ -148,8 +143,7 @@ def command(
             for b, members in enumerate(planned.bins)
         ],
     }
-    emit(document, _for_people(document), as_json, out)
-    return 0
+    return Result(document, _for_people(document))
 
 
 def _for_people(document: dict[str, Any]) -> list[str | Table]:

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmpack.cli.output import (
-    HtmlOption,
-    InputFolder,
-    JsonOption,
-    OutOption,
-    OutputFile,
-    emit,
-    table,
-)
+from mmpack.cli.output import HtmlOption, InputFolder, OutputFile, Result, table
 from mmpack.errors import ArgumentError
 from mmpack.errors import require as require_extra
 from mmpack.files import write_text
@@ -38,11 +30,9 @@ def command(
     tokens: str = "all",
     factor: float = 6.0,
     save: OutputFile = None,
-    as_json: JsonOption = False,
-    out: OutOption = None,
     png: OutputFile = None,
     html: HtmlOption = None,
-) -> int:
+) -> Result:
     """Run the same samples through two sides and name the first module and token that differ.
 
     Args:
@@ -57,6 +47,10 @@ def command(
         factor: How far a row may be off, as a multiple of its rounding noise.
         save [FILE.probe]: Record A to this file; compare nothing.
         png [FILE.png]: Write a figure of the error by layer.
+
+    Examples:
+        mmpack probe 'tiny:qwen2_5_vl?layout=padded' 'tiny:qwen2_5_vl?layout=packed'
+        mmpack probe hf:checkpoint --trace train.jsonl --save a.probe
     """
     from mmpack.cli.probe_sides import Sides, parse
 
@@ -83,10 +77,7 @@ def command(
             close()
     if save is not None:
         records[0].save(save)
-        emit(
-            {"saved": str(save), "about": records[0].about}, [f"saved {records[0]!r}"], as_json, out
-        )
-        return 0
+        return Result({"saved": str(save), "about": records[0].about}, [f"saved {records[0]!r}"])
     report = run(records[0], records[1], contract=contract)
     given: dict[str, Any] = {"--trace": trace, "--media-root": media_root, "--limit": limit}
     given |= {"--tokens": None if tokens == "all" else tokens}
@@ -98,7 +89,6 @@ def command(
         write_text(html, report.to_html())
     if png is not None:
         report.to_png(png)
-    document = report.to_dict()
     rows = [
         (row.module, row.side, row.tokens, row.max_error, row.all.worst)
         for row in report.modules[report.first.index_of_module :][:SHOWN]
@@ -106,8 +96,7 @@ def command(
     lines: list[Any] = report.lines(0)
     if rows:
         lines.append(table(("module", "side", "rows", "largest error", "of its bound"), rows))
-    emit(document, lines, as_json, out)
-    return 0 if report.ok else 1
+    return Result(report.to_dict(), lines, 0 if report.ok else 1)
 
 
 def _tokens(text: str) -> Any:

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
 from mmpack._version import __version__
-from mmpack.cli.output import OUTPUTS, refuse_shared
+from mmpack.cli.output import OUTPUTS, JsonOption, OutOption, Result, emit, refuse_shared
 from mmpack.errors import ArgumentError
 from mmpack.files import Identity, identity, inputs_kept
 
@@ -124,12 +124,38 @@ def options(
     """
 
 
-def documented(function: Callable[..., Any]) -> str:
-    """Give the function the signature that typer makes its command line of; returns the help of the command.
+def add(app: typer.Typer, name: str, function: Callable[..., Any]) -> None:
+    """Add a subcommand; its options and its examples are those of the docstring."""
+    about, examples = documented(function)
+    epilog = "\n\n".join([f"Example{'s' if len(examples) > 1 else ''}:", *examples])
+    made = _with_output(function) if function.__annotations__["return"] == "Result" else function
+    app.command(name, help=about, cls=Command, epilog=epilog)(made)
+
+
+def _with_output(function: Callable[..., Result]) -> Callable[..., int]:
+    """A command that prints its Result, with the options of `command` that it does not have itself."""
+    given = inspect.signature(function).parameters
+
+    def command(*, as_json: JsonOption = False, out: OutOption = None, **own: Any) -> int:
+        shared = {"as_json": as_json, "out": out}
+        result = function(**own, **{name: shared[name] for name in shared.keys() & given})
+        return emit(result, as_json, out)
+
+    documented(command)
+    *more, _ = inspect.signature(command).parameters.values()
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*given.values(), *(p for p in more if p.name not in given)]
+    )
+    return command
+
+
+def documented(function: Callable[..., Any]) -> tuple[str, list[str]]:
+    """Give the function the signature that typer makes its command line of; returns its help and its examples.
 
     Parameters without a default are arguments, others options, flags have no `--no-`; unless `Annotated` says else.
     """
-    about, _, entries = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+    about, _, entries = text.partition("\n\nArgs:\n")
     said = {
         name: (metavar, " ".join(text.split())) for name, metavar, text in _ENTRY.findall(entries)
     }
@@ -139,7 +165,7 @@ def documented(function: Callable[..., Any]) -> str:
         found = [_parameter(p, hints[p.name], *said.pop(p.name, ("", ""))) for p in given]
         assert not said, f"{function.__module__}: no such options: {sorted(said)}"
         function.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    return about
+    return about, [line.strip() for line in examples.splitlines()]
 
 
 def _parameter(given: inspect.Parameter, hint: Any, metavar: str, text: str) -> inspect.Parameter:

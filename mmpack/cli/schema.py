@@ -25,6 +25,10 @@ def command(
         check [FILE]: Print nothing; exit 1 if FILE differs from what would be printed.
         rules: Print the page of the rules instead of the JSON schema.
         action: Print the JSON schema of an action instead.
+
+    Examples:
+        mmpack schema
+        mmpack schema --check sample.schema.json
     """
     from mmpack.schema.json_schema import (
         action_schema,

@@ -7,18 +7,22 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
-from mmpack.cli.output import HtmlOption, JsonOption, OutOption, emit
+from mmpack.cli.output import HtmlOption, JsonOption, Result
 from mmpack.demo.options import SmokeOptions
 from mmpack.errors import require
 
 
-def command(as_json: bool = False, out: Path | None = None, **options: Any) -> int:
-    """Take one GRPO step on geometry problems, or on clips, and check every stage of it. Exits 1 if a check fails."""
+def command(as_json: bool = False, **options: Any) -> Result:
+    """Take one GRPO step on geometry problems, or on clips, and check every stage of it. Exits 1 if a check fails.
+
+    Examples:
+        mmpack smoke
+        mmpack smoke --inject max_pixels --html report.html
+    """
     for package in ("torch", "transformers", "PIL"):
         require(package, "smoke", "mmpack smoke")
     if options["video"]:
@@ -28,8 +32,7 @@ def command(as_json: bool = False, out: Path | None = None, **options: Any) -> i
     # with --json, stdout holds only the document
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         report = run(SmokeOptions(**options))
-    emit(report.to_dict(), [], as_json, out)
-    return int(report.exit_code)
+    return Result(report.to_dict(), code=report.exit_code)
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
@@ -41,7 +44,6 @@ def _parameters() -> Iterator[inspect.Parameter]:
             option = typer.Option(field.default, name, **field.metadata)
             yield _parameter(field.name, types[field.name], option)
     yield _parameter("as_json", JsonOption, False)
-    yield _parameter("out", OutOption, None)
     yield _parameter("html", HtmlOption, None)
 
 

@@ -6,23 +6,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mmpack.cli.output import JsonOption, OutOption, emit, problem_document
+from mmpack.cli.output import Result, problem_document
 from mmpack.progress import tracked
 
 KEPT = 100  # problems, on the screen and in the JSON document; all are counted
 
 
-def command(
-    traces: list[Path],
-    as_json: JsonOption = False,
-    out: OutOption = None,
-) -> int:
+def command(traces: list[Path]) -> Result:
     """Check every sample of a trace against the rules. Exits 1 if a rule is broken, or if there are no samples.
 
     Each trace is checked separately; with several, the JSON document has one entry per trace.
 
     Args:
         traces [TRACE]: Traces: .jsonl, .jsonl.zst or .parquet files.
+
+    Examples:
+        mmpack validate rollout.jsonl
     """
     found = {str(trace): _checked(trace) for trace in traces}
     ok = all(document["ok"] for document, _ in found.values())
@@ -31,8 +30,7 @@ def command(
     else:
         document = {"ok": ok, "traces": {name: one for name, (one, _) in found.items()}}
         lines = [f"{name}: {line}" for name, (_, said) in found.items() for line in said]
-    emit(document, lines, as_json, out)
-    return 0 if ok else 1
+    return Result(document, lines, 0 if ok else 1)
 
 
 def _checked(trace: Path) -> tuple[dict[str, Any], list[str]]:

@@ -11,11 +11,10 @@ import typer
 
 from mmpack.cli.output import (
     InputFolder,
-    JsonOption,
     OutOption,
     OutputFile,
+    Result,
     check_writable,
-    emit,
     refuse_shared,
     writable,
 )
@@ -36,32 +35,13 @@ class View:
     read: Path
     html: Path | None
     png: Path | None
-    out: Path | None
-    as_json: bool
     sample: Sequence[str]
     trajectory: Sequence[str]
     limit: int | None
 
-    def write(
-        self,
-        document: dict[str, Any],
-        lines: list[str],
-        page: Callable[[], str],
-        figure: Callable[[], bytes],
-    ) -> int:
-        """Draw what is asked for. Each file is written whole or not at all."""
-        text = None if self.html is None else page()
-        data = None if self.png is None else figure()
-        if self.html is not None and text is not None:
-            write_text(self.html, text)
-        if self.png is not None and data is not None:
-            with replaced(self.png, "view", ArgumentError) as file:
-                file.write(data)
-        done = {"html": self.html, "png": self.png}
-        names = {kind: str(path) for kind, path in done.items() if path is not None}
-        found = document | dict.fromkeys(done) | names
-        emit(found, [lines[0], *names.values(), *lines[1:]], self.as_json, self.out)
-        return 0
+
+# what a file holds, as JSON and in lines, and what draws its page and its figure
+Shown = tuple[dict[str, Any], list[str], Callable[[], str], Callable[[], bytes]]
 
 
 def command(
@@ -76,9 +56,8 @@ def command(
     limit: Annotated[int | None, typer.Option(min=1)] = None,
     media_root: InputFolder = None,
     tokenizer: str | None = None,
-    as_json: JsonOption = False,
     out: OutOption = None,
-) -> int:
+) -> Result:
     """Draw a trace, a pack, a plan or a parity report, as a page or a figure.
 
     A trace shows screens with clicks and boxes, tokens by role, rewards and shared prefixes.
@@ -95,27 +74,45 @@ def command(
         limit [N]: Draw at most N samples. Default: 100 on a page, 8 in a figure.
         media_root [DIR]: The folder of the trace's pictures and videos.
         tokenizer [NAME]: A tokenizer's folder or hub name, to show ids as text.
+
+    Examples:
+        mmpack view rollout.jsonl --media-root screens
+        mmpack view plan.json -o plan.html --png plan.png
+        mmpack view report.json
+        mmpack view rollout.jsonl --pack
     """
     if html is None and png is None:
         kind = next((k for k in TRACES if trace.name.lower().endswith(k)), "")
         html = Path(f"{trace.name[: len(trace.name) - len(kind)] or 'trace'}.html")
         check_writable(html)
         refuse_shared("view", html, out)
-    view = View(trace, html, png, out, as_json, sample or (), trajectory or (), limit)
+    view = View(trace, html, png, sample or (), trajectory or (), limit)
     of_pages = {"--media-root": media_root, "--tokenizer": tokenizer}
     of_traces = {"--sample": sample, "--trajectory": trajectory, "--limit": limit}
     if trace.suffix.lower() == ".json":
         refused = {"--pack": pack, "--plan": plan, "--bin": bin} | of_traces | of_pages
         _refuse(refused, f"of traces, {trace.name!r:.60} is a document")
-        return _document(view)
-    if pack or plan is not None or bin is not None:
+        document, lines, page, figure = _document(view)
+    elif pack or plan is not None or bin is not None:
         if (plan is None) != (bin is None):
             raise ArgumentError(
                 "view: --plan and --bin must be passed together. Fix: pass both, or --pack"
             )
         _refuse(of_pages | (of_traces if plan is not None else {}), "of a trace's own page")
-        return _pack(view, plan, bin or 0)
-    return _trace(view, media_root, tokenizer)
+        document, lines, page, figure = _pack(view, plan, bin or 0)
+    else:
+        document, lines, page, figure = _trace(view, media_root, tokenizer)
+    # both are drawn before one is written
+    text, data = "" if html is None else page(), b"" if png is None else figure()
+    if html is not None:
+        write_text(html, text)
+    if png is not None:
+        with replaced(png, "view", ArgumentError) as file:
+            file.write(data)
+    files = {"html": html, "png": png}
+    names = {kind: str(path) for kind, path in files.items() if path is not None}
+    found = document | dict.fromkeys(files) | names
+    return Result(found, [lines[0], *names.values(), *lines[1:]])
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:
@@ -124,7 +121,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
             raise ArgumentError(f"view: {name} is {why}. Fix: leave it out")
 
 
-def _trace(view: View, media_root: Path | None, tokenizer: str | None) -> int:
+def _trace(view: View, media_root: Path | None, tokenizer: str | None) -> Shown:
     """A page of samples, and a figure of the first of them."""
     from mmpack.schema.trace import read_trace
     from mmpack.view import FIGURE_LIMIT, LIMIT
@@ -164,10 +161,10 @@ def _trace(view: View, media_root: Path | None, tokenizer: str | None) -> int:
         "loss_tokens": sum(s.num_loss_tokens for s in samples),
         "drawn_without_picture": missing,
     }
-    return view.write(document, lines, lambda: text, lambda: data)
+    return document, lines, lambda: text, lambda: data
 
 
-def _pack(view: View, plan: Path | None, number: int) -> int:
+def _pack(view: View, plan: Path | None, number: int) -> Shown:
     """The chosen samples in one pack, or a micro-batch of a plan as it says."""
     from mmpack.packing.pack import pack
     from mmpack.planning.planned import Plan
@@ -194,9 +191,7 @@ def _pack(view: View, plan: Path | None, number: int) -> int:
     rows = {"rows": batch.stats["tokens"], "rows_alone": batch.stats["tokens_unshared"]}
     counts = {"trace": str(view.read), "samples": len(samples), "more_samples": more}
     line = f"{len(samples)} samples drawn in {rows['rows']:,} rows{MORE if more else ''}"
-    return view.write(
-        counts | rows, [line], lambda: html(batch, title=name), lambda: png(batch, title=name)
-    )
+    return counts | rows, [line], lambda: html(batch, title=name), lambda: png(batch, title=name)
 
 
 def _some(samples: list[Any], name: str) -> list[Any]:
@@ -205,7 +200,7 @@ def _some(samples: list[Any], name: str) -> list[Any]:
     return samples
 
 
-def _document(view: View) -> int:
+def _document(view: View) -> Shown:
     """A plan or a parity report, by what the file holds: a lane for each rank, or causes and findings."""
     from mmpack.parity.saved import is_report, report_of
     from mmpack.planning.planned import FORMAT, Plan
@@ -226,7 +221,7 @@ def _document(view: View) -> int:
         report, drift = report_of(document, f"view: {view.read}")
         note = "This file holds no samples; `mmpack parity A B --html FILE` draws those, too."
         found = {"ok": report.ok, "compared": report.compared, "findings": report.total_findings}
-        return view.write(
+        return (
             {"report": str(view.read)} | found,
             [report.summary()],
             lambda: page("mmpack parity", report_parts(report, drift=drift, note=note)),
@@ -237,7 +232,7 @@ def _document(view: View) -> int:
             f"view: {view.read} is neither a plan nor a parity report. Fix: name {WRITTEN}"
         )
     plan = Plan.load(view.read)
-    return view.write(
+    return (
         {"plan": str(view.read), "bins": len(plan.bins), "ranks": len(plan.ranks)},
         [f"{len(plan.bins)} micro-batches on {len(plan.ranks)} ranks drawn"],
         lambda: html(plan, title=name),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from mmpack.errors import ArgumentError, kind_of
@@ -218,22 +219,10 @@ def _refuse(what: str, where: str = "view.html", /, **options: Any) -> None:
             raise ArgumentError(f"{where}: {name} is no option for {what}. Fix: leave it out")
 
 
-def _card(what: Any) -> str:
-    from mmpack.view.cards import card
-
-    return card(what)
-
-
-def _probe_html(*args: Any, **options: Any) -> str:
-    from mmpack.view.probe import html
-
-    return html(*args, **options)
+def _later(name: str) -> Callable[..., Any]:
+    """A function whose module is loaded when it is called."""
+    return lambda *args, **options: resolve_name(f"mmpack.view.{name}")(*args, **options)
 
 
-def _probe_png(*args: Any, **options: Any) -> bytes:
-    from mmpack.view.probe import png
-
-    return png(*args, **options)
-
-
-register(card=_card, html=html, probe_html=_probe_html, probe_png=_probe_png)
+_PROBE = {f"probe_{form}": _later(f"probe:{form}") for form in ("html", "png")}
+register(card=_later("cards:card"), html=html, **_PROBE)

@@ -35,7 +35,7 @@ def _parts(what: Any) -> list[Part]:
     if hasattr(what, "metrics"):
         return _loss(what)
     if hasattr(what, "modules"):  # a ProbeReport, without loading torch to ask
-        from mmpack.view.probe.parts import report_parts as probe_parts
+        from mmpack.view.probe import report_parts as probe_parts
 
         return probe_parts([what])
     return batch_parts(what)

@@ -11,9 +11,9 @@ from support.process import call_mmpack
 from support.samples import full_sample
 
 import mmpack as mp
-from mmpack.cli.examples import EXAMPLES
 from mmpack.cli.main import COMMANDS, build
 
+EXAMPLES = {name: manual.examples(build().commands[name]) for name in COMMANDS}
 LINES = [(name, line) for name, lines in EXAMPLES.items() for line in lines]
 QUICK = ("parity", "validate", "inspect", "init", "view", "plan", "doctor", "schema")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmpack.cli.examples import EXAMPLES
 from mmpack.cli.main import COMMANDS, build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +45,9 @@ def page() -> str:
     lines += [".SH EXIT STATUS", *entries(CODES)]
     lines += [".SH ENVIRONMENT", *entries(VARIABLES)]
     lines += [".SH EXAMPLES"]
-    for examples in EXAMPLES.values():
-        lines += [part for line in examples for part in (".PP", ".nf", roff(line), ".fi")]
+    for name in COMMANDS:
+        for line in examples(group.commands[name]):
+            lines += [".PP", ".nf", roff(line), ".fi"]
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +66,11 @@ def command(name: str, made: Any) -> Iterator[str]:
             yield ".TP"
             yield f"\\fB{roff(record[0])}\\fR"
             yield roff(" ".join(record[1].split())) or "\\&"
+
+
+def examples(made: Any) -> list[str]:
+    """The command lines that `--help` ends with."""
+    return str(made.epilog).split("\n\n")[1:]
 
 
 def entries(named: dict[str, str]) -> Iterator[str]:

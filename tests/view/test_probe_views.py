@@ -10,7 +10,7 @@ from support.probe_sides import layers, samples
 
 import mmpack as mp
 from mmpack.view.parts import Curve
-from mmpack.view.probe.parts import HIGH, TOP, chart_parts, scale_of
+from mmpack.view.probe import HIGH, TOP, chart_parts, scale_of
 
 
 @pytest.fixture(scope="module")
