@@ -1,11 +1,10 @@
-"""Two records become a report: at each module the error of each row, beside what rounding explains there."""
+"""Two records become a report: at each module the error of each row, against what rounding explains there."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,14 +14,8 @@ from mmpack.probe.places import BEFORE, Places
 from mmpack.probe.record import IN, Entry, Record
 from mmpack.probe.report import Contract, First, Kind, ModuleRow, ProbeReport
 
-if TYPE_CHECKING:
-    from mmpack.probe.report import First
-
 HINT = 0.5  # of the bound: at a module that parts, the first row above that is named
-LEAST_ROWS, MOST_ROWS = (
-    12,
-    64,
-)  # of a mean over rows; more count as so many, since rows may be alike
+LEAST_ROWS, MOST_ROWS = 12, 64  # of a mean over rows; more count as so many: rows may be alike
 
 
 def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
@@ -55,26 +48,22 @@ def compare(a: Record, b: Record, contract: Contract) -> ProbeReport:
             broken.count(left, np.isinf(norms[0]) & np.isinf(norms[1]), a.places),
             alone.count(left, np.isnan(norms[0]) != np.isnan(norms[1]), a.places),
         )
-        row = _row(index, left, error, allowed, a.places, mean, *missed)
+        errors = _Errors(left, right, error, allowed, mean, a.places)
+        row = errors.row(index, *missed)
         rows.append(row)
         if row.parts and first is None:
-            first = _first(index, left, right, error, allowed, a.places, last, mean)
+            first = errors.first(index, last)
             kinds_parted = {k: v.parted for k, v in row.kinds.items()}
             lower = _lower(*norms, error > allowed) if left.module == "logprobs" else 0
         last = left.name
     notes += _unplaced(a, b)
-    only = (
-        [n for n in ours if n not in theirs],
-        [n for n in theirs if n not in ours],
-    )
+    only = ([n for n in ours if n not in theirs], [n for n in theirs if n not in ours])
     if not rows:
         raise ArgumentError(
             f"probe: {a.name!r:.60} and {b.name!r:.60} have no module in common. "
             "Fix: pass sides of one model, with modules under transformers' names"
         )
-    suggests = None
-    if first is not None:
-        suggests = suggestion(first, kinds_parted, lower)
+    suggests = None if first is None else suggestion(first, kinds_parted, lower)
     return ProbeReport(
         a.name,
         b.name,
@@ -226,71 +215,62 @@ def _completed(record: Record, other: Record) -> dict[str, Entry]:
     return out
 
 
-def _row(
-    index: int,
-    entry: Entry,
-    error: np.ndarray,
-    allowed: np.ndarray,
-    places: Places,
-    mean: tuple[float, float] | None,
-    broken: int,
-    alone: int,
-) -> ModuleRow:
-    known = ~np.isnan(error)
-    over = known & (error > allowed)
-    names, kind = places.kinds(entry.space)
-    kinds = {}
-    for number, name in enumerate(names):
-        of_kind = known & (kind == number)
-        if of_kind.any():
-            kinds[name] = _kind(error, allowed, over, of_kind)
-    whole = _kind(error, allowed, over, known) if known.any() else Kind(0, 0.0, 0.0, 0, 0.0)
-    return ModuleRow(
-        entry.module, entry.side, index, entry.space, whole, kinds, mean, broken, alone
-    )
+@dataclass
+class _Errors:
+    """Of an entry's rows: the error, what is allowed, and their mean growth."""
 
+    left: Entry
+    right: Entry
+    error: np.ndarray
+    allowed: np.ndarray
+    mean: tuple[float, float] | None
+    places: Places
 
-def _kind(error: np.ndarray, allowed: np.ndarray, over: np.ndarray, chosen: np.ndarray) -> Kind:
-    at = np.flatnonzero(chosen)
-    ratio = error[at] / allowed[at]
-    worst = at[int(np.argmax(ratio))]
-    return Kind(
-        rows=len(at),
-        max_error=float(error[at].max()),
-        bound=float(allowed[worst]),
-        parted=int(over[at].sum()),
-        worst=float(ratio.max()),
-    )
+    def row(self, index: int, broken: int, alone: int) -> ModuleRow:
+        entry, known = self.left, ~np.isnan(self.error)
+        names, kind = self.places.kinds(entry.space)
+        chosen = {name: known & (kind == number) for number, name in enumerate(names)}
+        kinds = {name: self.kind(rows) for name, rows in chosen.items() if rows.any()}
+        whole = self.kind(known) if known.any() else Kind(0, 0.0, 0.0, 0, 0.0)
+        return ModuleRow(
+            entry.module, entry.side, index, entry.space, whole, kinds, self.mean, broken, alone
+        )
 
+    def kind(self, chosen: np.ndarray) -> Kind:
+        error, allowed = self.error[chosen], self.allowed[chosen]
+        ratio = error / allowed
+        worst = int(np.argmax(ratio))
+        return Kind(
+            rows=len(error),
+            max_error=float(error.max()),
+            bound=float(allowed[worst]),
+            parted=int((error > allowed).sum()),
+            worst=float(ratio[worst]),
+        )
 
-def _first(
-    index: int,
-    left: Entry,
-    right: Entry,
-    error: np.ndarray,
-    allowed: np.ndarray,
-    places: Places,
-    last: str | None,
-    mean: tuple[float, float] | None,
-) -> First:
-    with np.errstate(invalid="ignore"):
-        single = bool((error > allowed).any())
-        over = error > HINT * allowed if single else np.isfinite(error)
-    place = int(np.flatnonzero(over)[0])
-    size, limit = (float(error[place]), float(allowed[place])) if single or mean is None else mean
-    after = left.source if left.side != IN and left.source else last
-    return First(
-        module=left.module,
-        side=left.side,
-        index_of_module=index,
-        stage=stage_of(left, after),
-        after=after,
-        error=abs(size),
-        bound=limit,
-        pooled=not single,
-        norms=(float(left.values[place, -2]), float(right.values[place, -2])),
-        **places.describe(left.space, place),
-    )
+    def first(self, index: int, last: str | None) -> First:
+        """Where it parts. `last`: the entry before it."""
+        left, error, allowed = self.left, self.error, self.allowed
+        with np.errstate(invalid="ignore"):
+            single = bool((error > allowed).any())
+            over = error > HINT * allowed if single else np.isfinite(error)
+        place = int(np.flatnonzero(over)[0])
+        size, limit = float(error[place]), float(allowed[place])
+        if not single and self.mean is not None:
+            size, limit = self.mean
+        after = left.source if left.side != IN and left.source else last
+        return First(
+            module=left.module,
+            side=left.side,
+            index_of_module=index,
+            stage=stage_of(left, after),
+            after=after,
+            error=abs(size),
+            bound=limit,
+            pooled=not single,
+            norms=(float(left.values[place, -2]), float(self.right.values[place, -2])),
+            **self.places.describe(left.space, place),
+        )
 
 
 MEDIA = {"image", "video", "audio"}

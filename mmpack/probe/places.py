@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
@@ -36,9 +36,8 @@ class Places:
     grids: np.ndarray  # int64 [occurrences, 3]
     placeholders: list[list[int]]  # of each occurrence: its tokens, in order
     modalities: list[str]  # of each occurrence
-    tiles: bool = (
-        False  # whether patches lie row by row in t tiles; else those that are merged lie together
-    )
+    # whether patches lie row by row in t tiles; else those that are merged lie together
+    tiles: bool = False
     first: dict[int, int] = field(default_factory=dict)  # sample -> its first place
 
     def __post_init__(self) -> None:
@@ -120,33 +119,24 @@ class Places:
         return names, kind.astype(np.int16)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "sample_ids": self.sample_ids,
-            "lengths": self.lengths,
-            "tokens": self.tokens.tolist(),
-            "token_kinds": self.token_kinds,
-            "token_kind": self.token_kind.tolist(),
-            "media": self.media.tolist(),
-            "grids": self.grids.tolist(),
-            "placeholders": self.placeholders,
-            "modalities": self.modalities,
-            "tiles": self.tiles,
-        }
+        given = {name: getattr(self, name) for name in SAVED}
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in given.items()}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Places:
-        return cls(
-            sample_ids=list(map(str, document["sample_ids"])),
-            lengths=list(map(int, document["lengths"])),
-            tokens=np.array(document["tokens"], dtype=np.int64).reshape(-1, 2),
-            token_kinds=list(map(str, document["token_kinds"])),
-            token_kind=np.array(document["token_kind"], dtype=np.int16),
-            media=np.array(document["media"], dtype=np.int64).reshape(-1, 4),
-            grids=np.array(document["grids"], dtype=np.int64).reshape(-1, 3),
-            placeholders=[list(map(int, tokens)) for tokens in document["placeholders"]],
-            modalities=list(map(str, document["modalities"])),
-            tiles=bool(document["tiles"]),
-        )
+        given = {name: document[name] for name in SAVED}
+        for name, (dtype, shape) in ARRAYS.items():
+            given[name] = np.array(given[name], dtype=dtype).reshape(shape)
+        return cls(**given)
+
+
+ARRAYS = {  # fields that are arrays
+    "tokens": (np.int64, (-1, 2)),
+    "token_kind": (np.int16, -1),
+    "media": (np.int64, (-1, 4)),
+    "grids": (np.int64, (-1, 3)),
+}
+SAVED = tuple(f.name for f in fields(Places) if f.name != "first")
 
 
 def places_of(samples: Sequence[Sample], tokens: Any = "all") -> Places:

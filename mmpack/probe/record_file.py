@@ -86,9 +86,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         ) from None
     except TraceError:
         raise
-    except (
-        Exception
-    ) as error:  # zipfile's, json's, numpy's and ours of fields, each for its kind of damage
+    except Exception as error:  # zipfile's, json's, numpy's and ours, each of its kind of damage
         why = " ".join(str(error).split())[:160]
         raise TraceError(
             f"read_record: {path} is not a record of the probe, or is damaged ({type(error).__name__}: {why}). "
@@ -98,87 +96,74 @@ def read_record(path: str | os.PathLike[str]) -> Record:
 
 def _read(file: zipfile.ZipFile, path: Path) -> Record:
     info = file.getinfo(HEADER)
-    if info.file_size > _MOST or info.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("its header is too large")
+    small = info.file_size <= _MOST and info.compress_type == zipfile.ZIP_STORED
+    _need(small, "its header is too large")
     header = parse_json(file.read(HEADER), finite=False)
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError("its header is another format's")
+    known = isinstance(header, dict) and header.get("format") == FORMAT
+    _need(known, "its header is another format's")
     if type(header.get("version")) is not int or header["version"] != VERSION:
         raise TraceError(
             f"read_record: {path} is of version {header.get('version')!r:.20}, this mmpack reads {VERSION}. "
             "Fix: record it again, or use the mmpack that wrote it"
         )
     for name in ("lengths", "tokens", "token_kind", "media", "grids", "placeholders"):
-        if not _whole_numbers(header["places"][name]):
-            raise ValueError(f"its {name} are not whole numbers")
+        _need(_whole_numbers(header["places"][name]), f"its {name} are not whole numbers")
+    for name in ("sample_ids", "token_kinds", "modalities"):
+        _need(_names(header["places"][name]), f"its {name} are not texts")
     places = Places.from_dict(header["places"])
     _check_places(places)
     directions, seed = (_whole(header, name) for name in ("directions", "seed"))
-    if directions < 1:
-        raise ValueError(f"it has {directions} directions")
+    _need(directions > 0, f"it has {directions} directions")
     entries: dict[str, Entry] = {}
     for k, given in enumerate(header["entries"]):
-        if given["side"] not in (IN, OUT):
-            raise ValueError(f"entry {k} is of side {given['side']!r:.20}")
-        if not isinstance(given["space"], str) or not _SPACE.fullmatch(given["space"]):
-            raise ValueError(f"entry {k} is of space {given['space']!r:.20}")
+        module, side, space = (str(given[name]) for name in ("module", "side", "space"))
+        _need(side in (IN, OUT), f"entry {k} is of side {side!r:.20}")
+        _need(_SPACE.fullmatch(space), f"entry {k} is of space {space!r:.20}")
         source, local = given.get("source"), float(given["local"])
-        if not (source is None or isinstance(source, str)) or not 0 <= local < math.inf:
-            raise ValueError(f"entry {k} has source {source!r:.40}, local {local}")
-        count = places.count(given["space"])
-        entry = Entry(
-            str(given["module"]),
-            given["side"],
-            str(given["space"]),
-            _array(file, f"{k}.values", (count, directions + 2)),
-            _array(file, f"{k}.noise", (count, 2)),
-            source,
-            _whole(given, "width"),
-            local,
-            {name: value for name, value in given.items() if name not in _OF_ENTRY},
-        )
-        if entry.name in entries:
-            raise ValueError(f"it has {entry.name:.60} twice")
+        fits = isinstance(source, str | None) and 0 <= local < math.inf
+        _need(fits, f"entry {k} has source {source!r:.40}, local {local}")
+        values = _array(file, f"{k}.values", (places.count(space), directions + 2))
+        noise = _array(file, f"{k}.noise", (places.count(space), 2))
+        extra = {name: value for name, value in given.items() if name not in _OF_ENTRY}
+        width = _whole(given, "width")
+        entry = Entry(module, side, space, values, noise, source, width, local, extra)
+        _need(entry.name not in entries, f"it has {entry.name:.60} twice")
         entries[entry.name] = entry
+    about, aliases, unplaced = header["about"], header["aliases"], header.get("unplaced", [])
+    _need(isinstance(about, dict), "its field about is not an object")
+    there = isinstance(aliases, dict) and set(map(str, aliases.values())) <= set(entries)
+    _need(there, "its field aliases names entries that are not there")
+    _need(_names(unplaced), "its field unplaced is no list of names")
     extra = {name: value for name, value in header.items() if name not in _KNOWN}
-    about = header["about"]
-    if not isinstance(about, dict):
-        raise ValueError("its field about is not an object")
-    aliases = header["aliases"]
-    if not isinstance(aliases, dict) or not set(map(str, aliases.values())) <= set(entries):
-        raise ValueError("its field aliases names entries that are not there")
-    unplaced = header.get("unplaced", [])
-    if not isinstance(unplaced, list) or not all(isinstance(name, str) for name in unplaced):
-        raise ValueError("its field unplaced is no list of names")
-    return Record(
-        str(header["name"]), places, entries, directions, seed, about, aliases, set(unplaced), extra
-    )
+    name = str(header["name"])
+    return Record(name, places, entries, directions, seed, about, aliases, set(unplaced), extra)
+
+
+def _need(holds: object, why: str) -> None:
+    if not holds:
+        raise ValueError(why)
 
 
 def _check_places(p: Places) -> None:
     samples, kinds = len(p.sample_ids), len(p.token_kinds)
-    if len(p.lengths) != samples or len(p.token_kind) != len(p.tokens):
-        raise ValueError("its places have unlike lengths")
-    if not len(p.placeholders) == len(p.grids) == len(p.modalities) == len(p.media):
-        raise ValueError("its media have unlike lengths")
-    for owner, kind, most in (
-        (p.tokens[:, 0], p.token_kind, kinds),
-        (p.media[:, 0], p.media[:, 2], _MOST),
+    alike = len(p.lengths) == samples and len(p.token_kind) == len(p.tokens)
+    _need(alike, "its places have unlike lengths")
+    alike = len(p.placeholders) == len(p.grids) == len(p.modalities) == len(p.media)
+    _need(alike, "its media have unlike lengths")
+    lengths = np.array(p.lengths, dtype=np.int64)
+    for owner, kind, most, token in (
+        (p.tokens[:, 0], p.token_kind, kinds, p.tokens[:, 1]),
+        (p.media[:, 0], p.media[:, 2], _MOST, p.media[:, 3]),
     ):
         for values, end in ((owner, samples), (kind, most)):
-            if len(values) and not (values.min() >= 0 and values.max() < end):
-                raise ValueError("a place names what is not there")
-        if (np.diff(owner) < 0).any():
-            raise ValueError("its places are not in the order of the samples")
-    lengths = np.array(p.lengths, dtype=np.int64)
-    for owner, token in ((p.tokens[:, 0], p.tokens[:, 1]), (p.media[:, 0], p.media[:, 3])):
-        if not ((token >= 0) & (token < lengths[owner])).all():
-            raise ValueError("a token is not in its sample")
+            _need(((values >= 0) & (values < end)).all(), "a place names what is not there")
+        _need((np.diff(owner) >= 0).all(), "its places are not in the order of the samples")
+        inside = (token >= 0) & (token < lengths[owner])
+        _need(inside.all(), "a token is not in its sample")
     for own, (sample, *_), grid in zip(p.placeholders, p.media.tolist(), p.grids, strict=True):
-        if not all(0 <= token < p.lengths[sample] for token in own):
-            raise ValueError("a token is not in its sample")
-        if not ((grid > 0) & (grid < _MOST)).all():
-            raise ValueError(f"a medium has the grid {grid.tolist()}")
+        inside = all(0 <= token < p.lengths[sample] for token in own)
+        _need(inside, "a token is not in its sample")
+        _need(((grid > 0) & (grid < _MOST)).all(), f"a medium has the grid {grid.tolist()}")
 
 
 def _path(what: str, path: Any) -> Path:
@@ -190,9 +175,8 @@ def _path(what: str, path: Any) -> Path:
 
 def _whole(header: dict[str, Any], name: str) -> int:
     value = header[name]
-    if type(value) is not int:
-        raise ValueError(f"its field {name} is {value!r:.40}")
-    return value
+    _need(type(value) is int, f"its field {name} is {value!r:.40}")
+    return int(value)
 
 
 def _whole_numbers(values: Any) -> bool:
@@ -200,6 +184,10 @@ def _whole_numbers(values: Any) -> bool:
     if isinstance(values, list):
         return all(map(_whole_numbers, values))
     return type(values) is int
+
+
+def _names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _named(name: str) -> zipfile.ZipInfo:
@@ -213,16 +201,15 @@ def _bytes(values: np.ndarray) -> bytes:
 
 
 def _array(file: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    size = int(np.prod(shape)) * 4
-    info = file.getinfo(name)
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > size + 4096:
-        raise ValueError(f"{name} has {info.file_size} bytes, expected about {size}")
+    size, info = int(np.prod(shape)) * 4, file.getinfo(name)
+    fits = info.compress_type == zipfile.ZIP_STORED and info.file_size <= size + 4096
+    _need(fits, f"{name} has {info.file_size} bytes, expected about {size}")
     data = io.BytesIO(file.read(name))
-    if np.lib.format.read_magic(data) != (1, 0):
-        raise ValueError(f"{name} is of another version of numpy's format")
+    known = np.lib.format.read_magic(data) == (1, 0)
+    _need(known, f"{name} is of another version of numpy's format")
     found, fortran, dtype = np.lib.format.read_array_header_1_0(data)
-    if found != shape or dtype != np.dtype("<f4") or fortran:
-        raise ValueError(f"{name} is {dtype} {list(found)}, expected float32 {list(shape)}")
+    same = found == shape and dtype == np.dtype("<f4") and not fortran
+    _need(same, f"{name} is {dtype} {list(found)}, expected float32 {list(shape)}")
     # what the header says is allocated only now
     values = np.frombuffer(data.getvalue(), dtype=dtype, offset=data.tell())
     return values.astype(np.float32).reshape(shape)

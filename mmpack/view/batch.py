@@ -63,21 +63,20 @@ def batch_parts(batch: Any, title: str = "") -> list[Part]:
         f"{stats['loss_tokens']:,} loss tokens, {len(batch.media):,} media"
     )
     name = f"{type(batch).__name__} of {len(batch.sample_ids):,} samples"
-    parts: list[Part] = [Heading(title, 1) if title else Heading(name, 3), Line(facts)]
     level = 2 if title else 3  # a notebook has headings of its own
-    parts += [
-        *saved_parts(saved, "in this batch", level),
-    ]
     used = [k for k in range(len(STYLES)) if k == TEXT or (tokens.kind == k).any()]
-    parts += [
+    forest = [*_forest(batch, tokens), Heading("Samples", level)] if packed else []
+    return [
+        Heading(title, 1) if title else Heading(name, 3),
+        Line(facts),
+        *saved_parts(saved, "in this batch", level),
         Heading("Rows" if packed else "Samples", level),
         Key([(STYLES[k], NAMES[k]) for k in used]),
+        *forest,
+        *_samples(batch, tokens),
+        Heading("Figures", level),
+        Grid(figures(batch, tokens)),
     ]
-    if packed:
-        parts += _forest(batch, tokens)
-        parts.append(Heading("Samples", level))
-    parts += _samples(batch, tokens)
-    return [*parts, Heading("Figures", level), Grid(figures(batch, tokens))]
 
 
 def tokens_of(batch: Any) -> Tokens:

@@ -28,17 +28,8 @@ LANES, ROWS = 64, 200  # drawn at most: ranks, lines of the table
 READABLE = 58.0  # a box's least width for its words
 LETTER = 6.7  # of a word, on average
 KINDS = {"rows": "mm-image", "patches": "mm-observation", "loss tokens": "mm-loss"}
-REPEATED = frozenset(
-    [
-        "rows_padded",
-        "rows_packed",
-        "patches",
-        "patches_padded",
-        "rows_repeated",
-        "patches_repeated",
-        "repeat_cost",
-    ]
-)
+REPEATED = {f"{what}_{how}" for what in ("rows", "patches") for how in ("padded", "repeated")}
+REPEATED |= {"rows_packed", "patches", "repeat_cost"}
 KEY = Key([(style, kind) for kind, style in KINDS.items()])
 
 
@@ -106,7 +97,7 @@ def _fill(plan: Plan) -> list[Part]:
         error = stats.get("seconds_error")
         about = "" if error is None else f" ± {error:.0%}"
         rows.append(("predicted seconds of the slowest rank", f"{_said(stats['seconds'])}{about}"))
-    return [Table(("what", "value"), rows)] if rows else []  # fmt: skip
+    return [Table(("what", "value"), rows)] if rows else []
 
 
 def _repeated(plan: Plan) -> list[Part]:
@@ -118,9 +109,6 @@ def _repeated(plan: Plan) -> list[Part]:
         ("rows", packed, packed if shared is None else shared),
         ("patches", stats["patches_padded"], stats["patches"]),
     ]
-    parts: list[Part] = [
-        *saved_parts(saved, "in these micro-batches"),
-    ]
     said_ = f"Padded to rectangles, they would take {stats['rows_padded']:,} rows. "
     if stats["rows_repeated"] or stats["patches_repeated"]:
         said_ += (
@@ -129,21 +117,23 @@ def _repeated(plan: Plan) -> list[Part]:
         )
     else:
         said_ += "No group is split between micro-batches."
-    return [*parts, Line(said_.strip())]
+    return [*saved_parts(saved, "in these micro-batches"), Line(said_)]
 
 
 def _histograms(plan: Plan) -> list[Any]:
     filled = [b for b, members in enumerate(plan.bins) if members]
-    kinds: dict[str, list[Any]] = {
-        "samples": [len(members) for members in plan.bins],
-        **dict(zip(KINDS, (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens), strict=True)),
-        "cost": plan.bin_costs,
-    }
+    samples = [len(members) for members in plan.bins]
+    kinds: dict[str, Any] = {"samples": samples, **_held(plan), "cost": plan.bin_costs}
     return [
         histogram([values[b] for b in filled], f"{kind} of a micro-batch")
         for kind, values in kinds.items()
         if values
     ]
+
+
+def _held(plan: Plan) -> dict[str, list[int]]:
+    """What each micro-batch holds, by KINDS."""
+    return dict(zip(KINDS, (plan.bin_rows, plan.bin_patches, plan.bin_loss_tokens), strict=True))
 
 
 def _lanes(plan: Plan) -> Drawing:
@@ -175,26 +165,19 @@ def _lane(plan: Plan, at: int, rank: list[int], loads: list[float], most: float)
 
 
 def _box(plan: Plan, b: int, x: float, y: float, width: float) -> list[Shape]:
-    held = dict(
-        zip(KINDS, (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]), strict=True)
-    )
-    most = (max(plan.bin_rows), max(plan.bin_patches), max(plan.bin_loss_tokens))
+    held = {kind: (counts[b], max(counts)) for kind, counts in _held(plan).items()}
     samples, gap = len(plan.bins[b]), min(5.0, width / 8)
     inner = max(width - 2 * gap, 0.5)
-    about = ", ".join(f"{count:,} {kind}" for kind, count in held.items())
+    about = ", ".join(f"{count:,} {kind}" for kind, (count, _) in held.items())
     about = f"micro-batch {b}: {samples} samples, {about}, cost {plan.bin_costs[b]:.6g}"
     frame = Box(x, y, max(width - 1, 0.5), LANE - 8, "mm-box", about, 3)
     shapes: list[Shape] = [frame]
     words = width >= READABLE
     if words:
-        heads = (
-            f"{b} · {samples} samples · shared",
-            f"{b} · {samples} samples",
-            f"{b} · {samples}",
-        )
+        heads = [f"{b} · {samples}{more}" for more in (" samples · shared", " samples", "")]
         fits = [h for h in heads[not plan.share[b] :] if LETTER * len(h) <= inner]
         shapes += [Word(x + gap, y + 14, head) for head in fits[:1]]
-    for k, ((kind, count), largest) in enumerate(zip(held.items(), most, strict=True)):
+    for k, (kind, (count, largest)) in enumerate(held.items()):
         line = y + 22 + 14 * k
         share = count / largest if largest else 0.0
         shapes.append(Box(x + gap, line, inner, 11, "mm-room", about, 2))
@@ -212,7 +195,7 @@ def _bins(plan: Plan) -> Part:
     head = ("micro-batch", "rank", "samples", "shared", *KINDS, "max_tokens used", "cost")
     rows = [
         (b, rank_of[b], len(members), "yes" if plan.share[b] else "no")
-        + tuple(f"{n:,}" for n in (plan.bin_rows[b], plan.bin_patches[b], plan.bin_loss_tokens[b]))
+        + tuple(f"{counts[b]:,}" for counts in _held(plan).values())
         + (f"{plan.bin_rows[b] * share:.1%}" if share else "–", f"{plan.bin_costs[b]:.4g}")
         for b, members in enumerate(plan.bins[:ROWS])
     ]

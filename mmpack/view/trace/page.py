@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from mmpack.schema.rules import problems_of
 from mmpack.schema.sample import REPLAY, Sample
 from mmpack.view.bars import histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing
-from mmpack.view.pages import Markup, asset, document, template, written
-from mmpack.view.parts import Drawing, Figure, Grid, Heading, Line, Part
+from mmpack.view.pages import asset, document, template, written
+from mmpack.view.parts import Figure, Grid, Heading, Line, Part
 from mmpack.view.strips import sample_strip
 from mmpack.view.trace.choose import Options
 from mmpack.view.trace.episodes import Episode, Node, episodes_of
 from mmpack.view.trace.roles import KEY, LETTERS, MEANING, ROLES, roles_of, texts_of
-from mmpack.view.trace.scores import Placed, placed_scores
+from mmpack.view.trace.scores import placed_scores
 from mmpack.view.trace.screens import (
     FILM,
     SHOWN,
@@ -46,34 +45,6 @@ FIELDS = (
     "prefix_cached_tokens", "sampling", "policy_versions", "processor_fingerprint", "metadata",
 )  # fmt: skip
 FIELD_MOST = 600  # characters of a field's value
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnEpisode:
-    """An episode; `film`: of several samples of a trajectory address, words and screen, in order."""
-
-    kind: str
-    name: str
-    film: list[tuple[str, str, Screen]]
-    samples: list[DrawnSample]
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnSample:
-    """What the page shows of a sample; `branch`: of the tree, `left_out`: stretches that the strip lacks."""
-
-    node: Node
-    branch: str
-    facts: str
-    scores: list[Placed]  # of the sequence, and those whose tokens are not among the rows
-    problems: list[Any]
-    more_problems: int
-    strip: Drawing
-    left_out: int
-    screens: list[Screen]
-    more_screens: int
-    rows: Markup
-    fields: list[tuple[str, str]]
 
 
 def page(samples: Sequence[Sample], note: str, options: Options) -> tuple[str, dict[str, str]]:
@@ -100,8 +71,8 @@ def page(samples: Sequence[Sample], note: str, options: Options) -> tuple[str, d
     ), album.pictures.missing
 
 
-def _facts(samples: Sequence[Sample], episodes: Sequence[DrawnEpisode]) -> str:
-    trajectories = sum(e.kind == "trajectory" for e in episodes)
+def _facts(samples: Sequence[Sample], episodes: Sequence[dict[str, Any]]) -> str:
+    trajectories = sum(e["kind"] == "trajectory" for e in episodes)
     counts = [
         (len(samples), "sample", "samples"),
         (trajectories, "trajectory", "trajectories"),
@@ -112,12 +83,13 @@ def _facts(samples: Sequence[Sample], episodes: Sequence[DrawnEpisode]) -> str:
     return " · ".join(found)
 
 
-def _episode(episode: Episode, album: Album, tokenizer: Any) -> DrawnEpisode:
+def _episode(episode: Episode, album: Album, tokenizer: Any) -> dict[str, Any]:
+    """What the template shows of an episode; `film`: of several samples of a trajectory."""
     longest = max(len(node.sample) for node in episode.nodes)
     samples = [_sample(node, album, tokenizer, longest) for node in episode.nodes]
     several = episode.kind == "trajectory" and len(episode.nodes) > 1
     film = [frame for node in episode.nodes for frame in _film(node, album)] if several else []
-    return DrawnEpisode(episode.kind, episode.name, film, samples)
+    return {"kind": episode.kind, "name": episode.name, "film": film, "samples": samples}
 
 
 def _film(node: Node, album: Album) -> Iterator[tuple[str, str, Screen]]:
@@ -144,8 +116,8 @@ def _branch(node: Node) -> str:
     return new if node.shared == len(node.parent.sample) else f"branches at {node.shared:,}; {new}"
 
 
-def _sample(node: Node, album: Album, tokenizer: Any, longest: int) -> DrawnSample:
-    """`longest`: tokens of the longest sample beside it: their strips have one scale."""
+def _sample(node: Node, album: Album, tokenizer: Any, longest: int) -> dict[str, Any]:
+    """What the template shows of a sample. `longest`: tokens of the episode's longest: their strips have one scale."""
     sample = node.sample
     scores, marks = placed_scores(sample, node.roles), new_marks(node)
     shown, problems = new_media(node, marks), list(problems_of(sample))
@@ -159,20 +131,21 @@ def _sample(node: Node, album: Album, tokenizer: Any, longest: int) -> DrawnSamp
     strip, left_out = sample_strip(
         sample.sample_id, node.roles, OF_ROLE.__getitem__, longest, node.shared, high=9
     )
-    return DrawnSample(
-        node,
-        branch=_branch(node),
-        facts=" · ".join(filter(None, facts)),
-        scores=[s for s in scores if s.level == "sequence" or s.stop <= node.shared],
-        problems=problems[:PROBLEMS],
-        more_problems=len(problems) - PROBLEMS,
-        strip=strip,
-        left_out=left_out,
-        screens=[screen_of(sample, i, marks, album.look) for i in shown[:SHOWN]],
-        more_screens=len(shown) - SHOWN,
-        rows=rows(Written(node, texts, scores, logprobs_of(sample), kept_of(sample))),
-        fields=list(_fields(sample)),
-    )
+    return {
+        "node": node,
+        "branch": _branch(node),
+        "facts": " · ".join(filter(None, facts)),
+        # of the sequence, and those whose tokens are not among the rows
+        "scores": [s for s in scores if s.level == "sequence" or s.stop <= node.shared],
+        "problems": problems[:PROBLEMS],
+        "more_problems": len(problems) - PROBLEMS,
+        "strip": strip,
+        "left_out": left_out,
+        "screens": [screen_of(sample, i, marks, album.look) for i in shown[:SHOWN]],
+        "more_screens": len(shown) - SHOWN,
+        "rows": rows(Written(node, texts, scores, logprobs_of(sample), kept_of(sample))),
+        "fields": list(_fields(sample)),
+    }
 
 
 def _fields(sample: Sample) -> Iterator[tuple[str, str]]:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from mmpack.errors import one_line
 from mmpack.schema.sample import Sample
 from mmpack.view.pages import Markup, escape, template
 from mmpack.view.trace.episodes import Node
@@ -35,8 +35,6 @@ HEAD = 96  # tokens of a row outside the loss that are seen before it is opened
 ROW_HEAD, ROW_TAIL = 1536, 512  # tokens that are drawn of such a row
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 LONGEST = len(DIGITS) - 1  # of a length in one digit: this digit says that the next one goes on
-NO_COUNT = len(DIGITS) ** 3 - 1
-NO_LOGPROB = len(DIGITS) ** 2 - 1  # in hundredths, as two digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +60,11 @@ def rows(written: Written) -> Markup:
     for score in written.scores:
         if score.level != "sequence" and score.stop > node.shared:
             ends.setdefault(score.stop, []).append(score)
-    drawn = _joined([_row(written, row, ends) for row in found])
-    return Markup('<div class="rows">') + drawn + Markup("</div>")
+    return Markup(_makes().rows([_row(written, row, ends) for row in found]))
+
+
+def _makes() -> Any:
+    return template("trace.html")
 
 
 def logprobs_of(sample: Sample) -> np.ndarray | None:
@@ -96,8 +97,7 @@ def _row(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
     of_medium = row.role in OF_MODALITY.values()
     body = (_placeholders if of_medium else _pieces)(written, row, ends)
     name, letter = ROLES[row.role], LETTERS[row.role]
-    makes = template("trace.html")
-    return Markup(makes.row(row, name, letter, turn, about, "; ".join(map(str, over)), body))
+    return Markup(_makes().row(row, name, letter, turn, about, "; ".join(map(str, over)), body))
 
 
 def _is_over(score: Placed, row: Row) -> bool:
@@ -105,37 +105,31 @@ def _is_over(score: Placed, row: Row) -> bool:
     return score.level == "sequence" or (score.level == "turn" and score.turn == row.turn)
 
 
-def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
+def _placeholders(written: Written, row: Row, ends: dict[int, list[Placed]]) -> list[Markup]:
     """One chip for the tokens of a medium."""
     name = f"media[{row.medium}]"
-    known = 0 <= row.medium < len(written.node.sample.media)
-    if known:
+    if 0 <= row.medium < len(written.node.sample.media):
         name += f" {written.node.sample.media[row.medium].media_id}"
     count = row.stop - row.start
-    packed = packed_ids([int(written.node.sample.input_ids[row.start])])
-    about = f'class="p f" data-s="{row.start}" data-n="{count}" data-i="{packed}"'
-    chip = Markup(f"<span {about}>{escape(one_line(f'{name} × {count:,}'))}</span>")
-    return _joined([chip, *_chips(ends, row.start, row.stop)])
+    data = {"n": count, "i": packed_ids([int(_ids(written)[row.start])])}
+    chip = _makes().piece(["p", "f"], row.start, data, f"{name} × {count:,}")
+    return [chip, *_chips(ends, row.start, row.stop)]
 
 
-def _pieces(written: Written, row: Row, ends: dict[int, list[Placed]]) -> Markup:
+def _pieces(written: Written, row: Row, ends: dict[int, list[Placed]]) -> list[Markup]:
     """All of a row in the loss; of another its head, the rest to be opened."""
     if row.loss or row.stop - row.start <= HEAD + HEAD // 4:
-        return _joined(_between(written, row, ends, row.start, row.stop))
+        return _between(written, row, ends, row.start, row.stop)
     split = row.start + HEAD
-    head = _joined(_between(written, row, ends, row.start, split))
-    rest: list[Markup]
-    if row.stop - row.start > ROW_HEAD + ROW_TAIL:
-        gap = (row.start + ROW_HEAD, row.stop - ROW_TAIL)
-        rest = _between(written, row, ends, split, gap[0])
-        words = f" {gap[1] - gap[0]:,} tokens are not drawn "
-        rest.append(Markup(f'<span class="gap">{words}</span>'))
-        rest += _chips(ends, gap[0], gap[1])
-        rest += _between(written, row, ends, gap[1], row.stop)
+    start, stop = row.start + ROW_HEAD, row.stop - ROW_TAIL
+    if start < stop:  # too long to be drawn
+        gap = [_makes().gap(stop - start), *_chips(ends, start, stop)]
     else:
-        rest = _between(written, row, ends, split, row.stop)
-    more = Markup(f'<details class="more"><summary>{row.stop - split:,} more tokens</summary>')
-    return _joined([head, more, *rest, Markup("</details>")])
+        start, stop, gap = row.stop, row.stop, []
+    rest = _between(written, row, ends, split, start)
+    rest += [*gap, *_between(written, row, ends, stop, row.stop)]
+    more = _makes().more(row.stop - split, rest)
+    return [*_between(written, row, ends, row.start, split), more]
 
 
 def _between(
@@ -153,35 +147,34 @@ def _between(
 def _piece(written: Written, start: int, stop: int, same: bool) -> Markup:
     sample, texts = written.node.sample, written.texts
     ids = _ids(written)[start:stop].tolist()
-    regions = [
-        i for i, r in enumerate(sample.region_spans or ()) if r.start <= start and stop <= r.stop
-    ]
+    regions = {
+        f"r{i}": r.label or ""
+        for i, r in enumerate(sample.region_spans or ())
+        if r.start <= start and stop <= r.stop
+    }
     here = [
         s
         for s in written.scores
         if s.level in ("region", "span") and s.start <= start and stop <= s.stop
     ]
-    about = [f"r{i} {(sample.region_spans or [])[i].label or ''}".strip() for i in regions]
-    about += [str(score) for score in here]
+    about = [f"{name} {label}".strip() for name, label in regions.items()] + list(map(str, here))
     kinds = [score.kind for score in here if score.kind != "verdict"][:1]
     names = ["p", *(["g"] if regions else []), *kinds, *(["f"] if same else [])]
-    given = f' data-m="{escape(visible("; ".join(about)))}"' if about else ""
     shown = list(map(str, ids)) if texts is None else [visible(t) for t in texts[start:stop]]
-    given += f' data-i="{packed_ids(ids[:1] if same else ids)}"'
+    data: dict[str, Any] = {"m": escape(visible("; ".join(about)))}  # with its line ends
     if same:
-        given += f" data-n={stop - start}"
+        data |= {"i": packed_ids(ids[:1]), "n": stop - start}
         shown = [f"{shown[0]} × {stop - start:,}"]
-    elif texts is not None:
-        given += f' data-l="{packed_lengths(shown)}"'
-    if written.logprobs is not None and not same:
-        given += _logprobs(written.logprobs[start:stop])
-    if written.kept is not None and not same:
-        given += _kept(written.kept[start:stop])
-    body = escape(("" if texts is not None else " ").join(shown))
-    opened = Markup(f'<span class="{" ".join(names)}" data-s={start}{given}>')
-    mark = f"<sup>{' '.join(f'r{i}' for i in regions)}</sup>" if regions else ""
-    space = "" if texts is not None else " "
-    return opened + body + Markup(f"</span>{mark}{space}")
+    else:
+        data |= {"i": packed_ids(ids), "l": "" if texts is None else packed_lengths(shown)}
+        if written.logprobs is not None:
+            cents = -100 * written.logprobs[start:stop].astype(np.float64)
+            cents = np.nan_to_num(cents, nan=-1, posinf=-1, neginf=-1)
+            data["p"] = _packed(cents.round().astype(np.int64), 2)
+        if written.kept is not None:
+            data["q"] = _packed(written.kept[start:stop], 3)
+    between = " " if texts is None else ""
+    return Markup(_makes().piece(names, start, data, escape(between.join(shown)), regions, between))
 
 
 def packed_ids(ids: Sequence[int]) -> str:
@@ -203,21 +196,11 @@ def packed_lengths(texts: Sequence[str]) -> str:
     return "".join(out)
 
 
-def _logprobs(values: np.ndarray) -> str:
-    """An attribute: hundredths below 0 in two digits; those that two digits don't hold are left out."""
-    cents = [round(-100 * float(v)) if np.isfinite(v) else NO_LOGPROB for v in values]
-    if all(c == NO_LOGPROB for c in cents):
-        return ""
-    digits = [_digits(c if 0 <= c < NO_LOGPROB else NO_LOGPROB, 2) for c in cents]
-    return f' data-p="{"".join(digits)}"'
-
-
-def _kept(counts: np.ndarray) -> str:
-    """An attribute: how many ids were kept, in three digits."""
-    if (counts < 0).all():
-        return ""
-    digits = [_digits(c if 0 <= c < NO_COUNT else NO_COUNT, 3) for c in counts.tolist()]
-    return f' data-q="{"".join(digits)}"'
+def _packed(numbers: np.ndarray, width: int) -> str:
+    """Whole numbers in so many digits each; one that they don't hold as the largest number, nothing if none fits."""
+    most = len(DIGITS) ** width - 1
+    known = (numbers >= 0) & (numbers < most)
+    return "".join(_digits(n, width) for n in np.where(known, numbers, most).tolist()) * known.any()
 
 
 def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]:
@@ -225,12 +208,7 @@ def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]
     if not ends:
         return []
     found = [end for end in ends if start < end <= stop]
-    chip = template("trace.html").chip
-    return [chip(score) for end in sorted(found) for score in ends[end]]
-
-
-def _joined(parts: Sequence[Markup]) -> Markup:
-    return Markup("").join(parts)
+    return [_makes().chip(score) for end in sorted(found) for score in ends[end]]
 
 
 def _ids(written: Written) -> np.ndarray:
