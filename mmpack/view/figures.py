@@ -9,27 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmpack.view.parts import (
-    WIDE,
-    Box,
-    Card,
-    Curve,
-    Drawing,
-    Figure,
-    Folded,
-    Grid,
-    Heading,
-    Key,
-    Line,
-    Part,
-    Picture,
-    Ring,
-    Stroke,
-    Styled,
-    Table,
-    Tokens,
-    Word,
-)
+from mmpack.view import parts as draw
 from mmpack.view.sheet import Sheet
 
 WIDTH, MARGIN = 1080, 40
@@ -40,7 +20,7 @@ PAPER = "#ffffff"
 COLUMN = 640.0  # of a table: its widest
 
 
-def figure(parts: Iterable[Part]) -> bytes:
+def figure(parts: Iterable[draw.Part]) -> bytes:
     """The PNG; what is folded, and tokens one by one, are left out.
 
     Raises: ArgumentError for a figure that is too high, MissingExtraError without Pillow.
@@ -67,19 +47,19 @@ STROKES = {"mm-mean": COLOURS["bad"], "mm-mark": COLOURS["bad"], "mm-rule": RULE
 MEANT |= {"up": COLOURS["image"], "down": COLOURS["observation"]}
 
 
-def _parts(sheet: Sheet, parts: Iterable[Part]) -> None:
+def _parts(sheet: Sheet, parts: Iterable[draw.Part]) -> None:
     for part in parts:
-        if isinstance(part, Card):
+        if isinstance(part, draw.Card):
             _parts(sheet, part.parts)
-        elif not isinstance(part, Folded | Tokens):
+        elif not isinstance(part, draw.Folded | draw.Tokens):
             _PARTS[type(part)](sheet, part)
 
 
 def _plain(text: Any) -> str:
-    return _plain(text.text) if isinstance(text, Styled) else "" if text is None else str(text)
+    return _plain(text.text) if isinstance(text, draw.Styled) else "" if text is None else str(text)
 
 
-def _heading(sheet: Sheet, part: Heading) -> None:
+def _heading(sheet: Sheet, part: draw.Heading) -> None:
     size, words = SIZES[part.level], part.text
     if part.tags:
         words += f": {', '.join(map(_plain, part.tags))}"
@@ -88,14 +68,14 @@ def _heading(sheet: Sheet, part: Heading) -> None:
     sheet.y += size + 12
 
 
-def _line(sheet: Sheet, part: Line) -> None:
+def _line(sheet: Sheet, part: draw.Line) -> None:
     for text in sheet.wrapped("".join(map(_plain, part.texts)), 13, WIDTH - 2 * MARGIN, 6):
         sheet.text(MARGIN, sheet.y, text, 13, SOFT if part.soft else INK)
         sheet.y += 19
     sheet.y += 3
 
 
-def _table(sheet: Sheet, part: Table) -> None:
+def _table(sheet: Sheet, part: draw.Table) -> None:
     lines = [part.head, *part.rows[:ROWS]]
     wide = [min(max(map(partial(_width, sheet), c)) + 24, COLUMN) for c in zip(*lines, strict=True)]
     shrink = min(1.0, (WIDTH - 2 * MARGIN) / sum(wide))
@@ -103,7 +83,7 @@ def _table(sheet: Sheet, part: Table) -> None:
     for k, cells in enumerate(lines):
         x = float(MARGIN)
         for cell, width in zip(cells, wide, strict=True):
-            if isinstance(cell, Drawing):
+            if isinstance(cell, draw.Drawing):
                 _shapes(sheet, cell, x, sheet.y + 3, shrink)
             else:
                 (shown,) = sheet.wrapped(_plain(cell), 13, width * shrink - 12, 1)
@@ -114,14 +94,14 @@ def _table(sheet: Sheet, part: Table) -> None:
     more = len(part.rows) - ROWS
     sheet.y += 6
     if more > 0:
-        _line(sheet, Line(f"and {more:,} more", soft=True))
+        _line(sheet, draw.Line(f"and {more:,} more", soft=True))
 
 
 def _width(sheet: Sheet, cell: Any) -> float:
-    return cell.width if isinstance(cell, Drawing) else sheet.width(_plain(cell), 13)
+    return cell.width if isinstance(cell, draw.Drawing) else sheet.width(_plain(cell), 13)
 
 
-def _key(sheet: Sheet, part: Key) -> None:
+def _key(sheet: Sheet, part: draw.Key) -> None:
     x = float(MARGIN)
     for style, name in part.entries:
         top = sheet.y + (7 if part.curves else 3)
@@ -130,13 +110,13 @@ def _key(sheet: Sheet, part: Key) -> None:
     sheet.y += 24
 
 
-def _drawing(sheet: Sheet, part: Drawing) -> None:
-    scale = (WIDTH - 2 * MARGIN) / WIDE
+def _drawing(sheet: Sheet, part: draw.Drawing) -> None:
+    scale = (WIDTH - 2 * MARGIN) / draw.WIDE
     _shapes(sheet, part, MARGIN, sheet.y, scale)
     sheet.y += part.height * scale + 8
 
 
-def _grid(sheet: Sheet, part: Grid) -> None:
+def _grid(sheet: Sheet, part: draw.Grid) -> None:
     wide = (WIDTH - 2 * MARGIN - (part.across - 1) * GAP) / part.across
     for k in range(0, len(part.figures), part.across):
         row = part.figures[k : k + part.across]
@@ -146,7 +126,7 @@ def _grid(sheet: Sheet, part: Grid) -> None:
         sheet.y += max(heights) + 14
 
 
-def _small(sheet: Sheet, figure: Figure, x: float, wide: float) -> float:
+def _small(sheet: Sheet, figure: draw.Figure, x: float, wide: float) -> float:
     """Drawn at the sheet's place; its height."""
     scale = wide / figure.drawing.width
     sheet.text(x, sheet.y, sheet.wrapped(figure.title, 13, wide, 1)[0], 13, INK)
@@ -159,29 +139,29 @@ def _small(sheet: Sheet, figure: Figure, x: float, wide: float) -> float:
     return y - sheet.y
 
 
-def _shapes(sheet: Sheet, drawing: Drawing, left: float, top: float, scale: float) -> None:
+def _shapes(sheet: Sheet, drawing: draw.Drawing, left: float, top: float, scale: float) -> None:
     for shape in drawing.shapes:
-        if isinstance(shape, Stroke):
+        if isinstance(shape, draw.Stroke):
             ends = [(left + shape.x1 * scale, top + shape.y1 * scale)]
             ends.append((left + shape.x2 * scale, top + shape.y2 * scale))
             sheet.line(ends, STROKES.get(shape.style, SOFT), 1, dashed=shape.style == "mm-mean")
-        elif isinstance(shape, Word):
+        elif isinstance(shape, draw.Word):
             _word(sheet, shape, left + shape.x * scale, top + shape.y * scale, scale)
-        elif isinstance(shape, Curve):
+        elif isinstance(shape, draw.Curve):
             points = [(left + x * scale, top + y * scale) for x, y in shape.points]
             width = 1 if shape.dashed else 2
             sheet.line(points, _fill(sheet, shape.style), width, shape.dashed)
-        elif isinstance(shape, Ring):
+        elif isinstance(shape, draw.Ring):
             at = (left + shape.x * scale, top + shape.y * scale)
             sheet.ring(at, 6, _fill(sheet, shape.style), 2)
-        elif isinstance(shape, Picture):
+        elif isinstance(shape, draw.Picture):
             at = (left + shape.x * scale, top + shape.y * scale)
             sheet.picture(shape.pixels, at, (shape.width * scale, shape.height * scale))
-        elif isinstance(shape, Box) and "mm-hit" not in shape.style:
+        elif isinstance(shape, draw.Box) and "mm-hit" not in shape.style:
             _box(sheet, shape, left, top, scale)
 
 
-def _word(sheet: Sheet, word: Word, x: float, y: float, scale: float) -> None:
+def _word(sheet: Sheet, word: draw.Word, x: float, y: float, scale: float) -> None:
     size = max(round(word.size * scale), 8)
     width = sheet.width(word.text, size)
     x -= {"start": 0.0, "middle": width / 2, "end": width}[word.anchor]
@@ -189,7 +169,7 @@ def _word(sheet: Sheet, word: Word, x: float, y: float, scale: float) -> None:
     sheet.text(x, y - 0.95 * size, word.text, size, colour)
 
 
-def _box(sheet: Sheet, box: Box, left: float, top: float, scale: float) -> None:
+def _box(sheet: Sheet, box: draw.Box, left: float, top: float, scale: float) -> None:
     if box.width <= 0 or box.height <= 0:
         return
     x, y = left + box.x * scale, top + box.y * scale
@@ -210,10 +190,10 @@ def _one(sheet: Sheet, text: str, size: int) -> str:
 
 
 _PARTS: dict[type[Any], Any] = {
-    Heading: _heading,
-    Line: _line,
-    Table: _table,
-    Key: _key,
-    Drawing: _drawing,
-    Grid: _grid,
+    draw.Heading: _heading,
+    draw.Line: _line,
+    draw.Table: _table,
+    draw.Key: _key,
+    draw.Drawing: _drawing,
+    draw.Grid: _grid,
 }

@@ -13,21 +13,7 @@ from typing import Any
 from mmpack.errors import ArgumentError, kind_of
 from mmpack.files import replaced
 from mmpack.probe.report import Kind, ProbeReport
-from mmpack.view.parts import (
-    WIDE,
-    Curve,
-    Drawing,
-    Heading,
-    Key,
-    Line,
-    Part,
-    Ring,
-    Shape,
-    Stroke,
-    Styled,
-    Table,
-    Word,
-)
+from mmpack.view import parts as draw
 
 LAYER = re.compile(r"\.(layers|blocks|layer)\.(\d+)(?=\.|$)")
 LEAST = 1e-9  # errors of 0 stand on the lowest line
@@ -132,7 +118,7 @@ class Scale:
         return [(x, short) for short, x in out.items()]
 
     def _across(self, stage: int) -> float:
-        return LEFT + stage / max(len(self.stages) - 1, 1) * (WIDE - LEFT - 8)
+        return LEFT + stage / max(len(self.stages) - 1, 1) * (draw.WIDE - LEFT - 8)
 
 
 def scale_of(reports: Sequence[ProbeReport]) -> Scale:
@@ -153,49 +139,58 @@ def scale_of(reports: Sequence[ProbeReport]) -> Scale:
     return Scale(stages, low, high)
 
 
-def report_parts(reports: Sequence[ProbeReport], title: str | None = None) -> list[Part]:
+def report_parts(reports: Sequence[ProbeReport], title: str | None = None) -> list[draw.Part]:
     """What a page and a notebook show; the first report is the subject."""
     report = reports[0]
     only = [
-        Line([f"only {name} has, so not compared: ", Styled(", ".join(names), "code")])
+        draw.Line([f"only {name} has, so not compared: ", draw.Styled(", ".join(names), "code")])
         for name, names in zip((report.a, report.b), report.only, strict=True)
         if names
     ]
-    again = [Line(["again: ", Styled(report.command, "code")])] if report.command else []
+    again = [draw.Line(["again: ", draw.Styled(report.command, "code")])] if report.command else []
     return [
-        *([Heading(title, 1)] if title else []),
+        *([draw.Heading(title, 1)] if title else []),
         *_head(report),
-        Heading("Layer × error"),
+        draw.Heading("Layer × error"),
         *chart_parts(reports, [f"{r.a} | {r.b}" for r in reports]),
-        Heading("Modules"),
+        draw.Heading("Modules"),
         _modules(report),
         *only,
         *again,
     ]
 
 
-def figure_parts(reports: Sequence[ProbeReport], labels: Sequence[str], title: str) -> list[Part]:
+def figure_parts(
+    reports: Sequence[ProbeReport], labels: Sequence[str], title: str
+) -> list[draw.Part]:
     """What a figure shows: the chart, and where each report parts."""
     about = "largest error of each module in order of execution, relative to its row"
-    parts: list[Part] = [Heading(title, 1), Line(about, soft=True), *chart_parts(reports, labels)]
+    parts: list[draw.Part] = [
+        draw.Heading(title, 1),
+        draw.Line(about, soft=True),
+        *chart_parts(reports, labels),
+    ]
     for report, label in zip(reports, labels, strict=True):
         words = "alike" if report.first is None else f"parts at {report.first}"
-        parts.append(Line(f"{label}: {words}", soft=True))
+        parts.append(draw.Line(f"{label}: {words}", soft=True))
     return parts
 
 
-def chart_parts(reports: Sequence[ProbeReport], labels: Sequence[str]) -> list[Part]:
+def chart_parts(reports: Sequence[ProbeReport], labels: Sequence[str]) -> list[draw.Part]:
     """All reports' lines on one logarithmic scale, and what they stand for."""
     scale = scale_of(reports)
-    shapes: list[Shape] = []
+    shapes: list[draw.Shape] = []
     for decade in range(scale.low, scale.high + 1):
         y = scale.y(10.0**decade)
-        shapes += [Stroke(LEFT, y, WIDE, y, "mm-rule"), Word(0, y + 4, f"1e{decade}", "mm-soft")]
+        shapes += [
+            draw.Stroke(LEFT, y, draw.WIDE, y, "mm-rule"),
+            draw.Word(0, y + 4, f"1e{decade}", "mm-soft"),
+        ]
     last = -100.0
     for x, name in scale.layers():
-        shapes.append(Stroke(x, 0, x, HIGH, "mm-rule"))
+        shapes.append(draw.Stroke(x, 0, x, HIGH, "mm-rule"))
         if x - last > 22:
-            shapes.append(Word(x + 2, HIGH + 16, name, "mm-soft"))
+            shapes.append(draw.Word(x + 2, HIGH + 16, name, "mm-soft"))
             last = x
     for k, report in enumerate(reports):
         style = f"mm-line{k % CURVES}"
@@ -203,24 +198,24 @@ def chart_parts(reports: Sequence[ProbeReport], labels: Sequence[str]) -> list[P
         rows = sorted(report.modules, key=lambda row: scale.x(row.name))
         for dashed in (True, False):
             points = [(scale.x(r.name), scale.y(r.bound if dashed else r.max_error)) for r in rows]
-            shapes.append(Curve(points, style, dashed))
+            shapes.append(draw.Curve(points, style, dashed))
         if report.first is not None:
             row = report.modules[report.first.index_of_module]
-            shapes.append(Ring(scale.x(row.name), scale.y(row.max_error), style))
+            shapes.append(draw.Ring(scale.x(row.name), scale.y(row.max_error), style))
     about = "largest error of each module, in order of execution, on a logarithmic scale"
     note = "dashed: what is allowed; ring: where it parts first; v0: first block of the tower, 0: first text layer"
-    key = Key([(f"mm-line{k % CURVES}", label) for k, label in enumerate(labels)], curves=True)
-    return [Drawing(shapes, HIGH + BELOW, about), key, Line(note, soft=True)]
+    key = draw.Key([(f"mm-line{k % CURVES}", label) for k, label in enumerate(labels)], curves=True)
+    return [draw.Drawing(shapes, HIGH + BELOW, about), key, draw.Line(note, soft=True)]
 
 
-def _head(report: ProbeReport) -> Iterator[Part]:
+def _head(report: ProbeReport) -> Iterator[draw.Part]:
     first = report.first
     verdict, style = ("Alike", "good") if report.ok else ("Not compared", "bad")
-    yield Heading("Parted" if first else verdict, 1, "bad" if first else style)
-    yield Line(f"{report.a} and {report.b}", soft=True)
+    yield draw.Heading("Parted" if first else verdict, 1, "bad" if first else style)
+    yield draw.Line(f"{report.a} and {report.b}", soft=True)
     if first is not None:
         rows: list[tuple[str, Any]] = [
-            ("module", Styled(first.name, "code")),
+            ("module", draw.Styled(first.name, "code")),
             ("stage", first.stage),
             ("sample, token", f"{first.sample}, {first.token}"),
             ("modality", first.modality),
@@ -229,22 +224,22 @@ def _head(report: ProbeReport) -> Iterator[Part]:
         ]
         if first.medium is not None:
             rows.insert(4, ("medium, row", f"{first.medium}, {first.row}"))
-        yield Table(("first", ""), rows)
+        yield draw.Table(("first", ""), rows)
     elif report.ok:
-        yield Line(f"{len(report.modules)} stages agree within what rounding explains.")
-    yield from map(Line, report.notes)
+        yield draw.Line(f"{len(report.modules)} stages agree within what rounding explains.")
+    yield from map(draw.Line, report.notes)
 
 
-def _modules(report: ProbeReport) -> Table:
+def _modules(report: ProbeReport) -> draw.Table:
     kinds = list(dict.fromkeys(name for row in report.modules for name in row.kinds))
     rows = [
-        (Styled(row.name, "code"), f"{row.all.rows:,}", _cell(row.all))
+        (draw.Styled(row.name, "code"), f"{row.all.rows:,}", _cell(row.all))
         + tuple(_cell(row.kinds[name]) if name in row.kinds else "" for name in kinds)
         for row in report.modules
     ]
-    return Table(("module", "rows", "error / bound", *kinds), rows)
+    return draw.Table(("module", "rows", "error / bound", *kinds), rows)
 
 
-def _cell(kind: Kind) -> Styled:
+def _cell(kind: Kind) -> draw.Styled:
     words = f"{kind.max_error:.1e} ({kind.worst:.2g}×)"
-    return Styled(words, "mark" if kind.parted else "span")
+    return draw.Styled(words, "mark" if kind.parted else "span")

@@ -16,32 +16,12 @@ from mmpack.parity.causes.pair import Pair, Side
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.parity.report import by_cause, counted, evidence_of
 from mmpack.schema.media import Medium
+from mmpack.view import parts as draw
 from mmpack.view.bars import histogram
 from mmpack.view.forest import pieces
 from mmpack.view.media import Find, finder, thumbnail
 from mmpack.view.parity.drift import Drift, by_modality, by_token, drift_of, drift_parts
 from mmpack.view.parity.frame_viewer import FrameViewer
-from mmpack.view.parts import (
-    WIDE,
-    Box,
-    Card,
-    Cell,
-    Drawing,
-    Figure,
-    Folded,
-    Grid,
-    Heading,
-    Key,
-    Lattice,
-    Line,
-    Part,
-    Shape,
-    Stroke,
-    Styled,
-    Table,
-    Tokens,
-    Word,
-)
 
 if TYPE_CHECKING:
     from mmpack.parity.drift import LogprobDrift
@@ -67,7 +47,7 @@ def report_parts(
     drift: LogprobDrift | None = None,
     samples: int = CARDS,
     note: str = "",
-) -> list[Part]:
+) -> list[draw.Part]:
     """What a page, a notebook and a figure show.
 
     Args: `media_root`: folder below which media are opened. `pictures`: content_hash to pixels, uint8 [h, w, 3], of a
@@ -84,11 +64,11 @@ def report_parts(
         name: drift_of(pair, (train_logprobs or {}).get(name)) for name, pair in pairs.items()
     }
     cards = [
-        Card(list(_card(name, pair, of.get(name, []), drifts[name], find, viewer, decode)))
+        draw.Card(list(_card(name, pair, of.get(name, []), drifts[name], find, viewer, decode)))
         for name, pair in pairs.items()
     ]
     key = [(f"mm-{k}", "unclaimed placeholder" if k == "placeholder" else k) for k in KINDS]
-    drawn: list[Part] = [Heading("Samples"), Key(key), *cards] if cards else []
+    drawn: list[draw.Part] = [draw.Heading("Samples"), draw.Key(key), *cards] if cards else []
     return [
         *_head(report, note),
         *_logprobs([d for d in drifts.values() if isinstance(d, Drift)]),
@@ -98,27 +78,27 @@ def report_parts(
     ]
 
 
-def _head(report: ParityReport, note: str) -> Iterator[Part]:
+def _head(report: ParityReport, note: str) -> Iterator[draw.Part]:
     """The verdict, the causes with their fixes, and what was not compared."""
     differs = "Layouts differ" if report.total_findings else "Not compared"
-    yield Heading("Same layout" if report.ok else differs, 1, "good" if report.ok else "bad")
-    yield Line(report.summary())
+    yield draw.Heading("Same layout" if report.ok else differs, 1, "good" if report.ok else "bad")
+    yield draw.Line(report.summary())
     if note:
-        yield Line(note, soft=True)
+        yield draw.Line(note, soft=True)
     if report.causes:
         fixes = {finding.cause: finding.fix for finding in reversed(report.findings)}
         rows = [(_cause(c), count, fixes.get(c, "")) for c, count in report.causes.items()]
-        yield Heading("Causes")
-        yield Table(("cause", "samples", "fix"), rows, "mm-rows")
+        yield draw.Heading("Causes")
+        yield draw.Table(("cause", "samples", "fix"), rows, "mm-rows")
     if report.not_compared:
         title = f"{counted(len(report.not_compared), 'field')} not compared in every sample"
-        lacking = Table(("field", "why"), list(report.not_compared.items()), "mm-rows")
+        lacking = draw.Table(("field", "why"), list(report.not_compared.items()), "mm-rows")
         unmet = set(report.require) & report.not_compared.keys()
-        yield Folded(title, [lacking], open=bool(unmet))
+        yield draw.Folded(title, [lacking], open=bool(unmet))
 
 
-def _cause(name: str) -> Styled:
-    return Styled(name, style="mm-cause")
+def _cause(name: str) -> draw.Styled:
+    return draw.Styled(name, style="mm-cause")
 
 
 def _told_apart(
@@ -126,7 +106,7 @@ def _told_apart(
     drift: LogprobDrift | None,
     samples: int,
     train_logprobs: Mapping[str, np.ndarray] | None,
-) -> list[Part]:
+) -> list[draw.Part]:
     note = "all samples whose logprobs can be compared"
     if drift is None and report.pairs:
         rollout, train = zip(*report.pairs[:samples], strict=True)
@@ -135,7 +115,7 @@ def _told_apart(
     return [] if drift is None else drift_parts(drift, note)
 
 
-def _logprobs(drifts: list[Drift]) -> list[Part]:
+def _logprobs(drifts: list[Drift]) -> list[draw.Part]:
     """By what a token comes after; histograms of train − rollout, and of the ratios that they are logs of."""
     if not drifts:
         return []
@@ -148,7 +128,12 @@ def _logprobs(drifts: list[Drift]) -> list[Part]:
     ]
     count = f"of the {len(drifts)} samples drawn below that have logprobs of the same tokens"
     title = "Logprobs, by what a token comes after"
-    return [Heading(title), by_modality(drifts), Grid(histograms), Line(count, soft=True)]
+    return [
+        draw.Heading(title),
+        by_modality(drifts),
+        draw.Grid(histograms),
+        draw.Line(count, soft=True),
+    ]
 
 
 # ---- one sample ----------------------------------------------------------------------------------
@@ -162,92 +147,92 @@ def _card(
     find: Find,
     viewer: FrameViewer,
     decode: Decode | None,
-) -> Iterator[Part]:
+) -> Iterator[draw.Part]:
     at, what = first_difference(pair)
     causes = dict.fromkeys(finding.cause for finding in findings)
-    yield Heading(f"sample {name}", 3, tags=list(map(_cause, causes)))
+    yield draw.Heading(f"sample {name}", 3, tags=list(map(_cause, causes)))
     yield _strips(pair, at)
     if at is not None:
-        yield Line(f"first difference: token {at} ({what})", soft=True)
+        yield draw.Line(f"first difference: token {at} ({what})", soft=True)
         yield _zoom(pair, at, what, decode)
-        yield Folded("", [_around(side, at, decode) for side in pair.sides])
-    yield Folded("", [*_media(pair, find), *viewer.parts(pair, findings)])
+        yield draw.Folded("", [_around(side, at, decode) for side in pair.sides])
+    yield draw.Folded("", [*_media(pair, find), *viewer.parts(pair, findings)])
     yield from _by_cause(findings[:LINES], ("field", "at", "rollout", "train"), _row)
     if len(findings) > LINES:
         more = counted(len(findings) - LINES, "more finding")
-        yield Line(f"and {more} of this sample", soft=True)
+        yield draw.Line(f"and {more} of this sample", soft=True)
     if isinstance(drift, Drift):
         yield from by_token(drift)
     elif drift:
-        yield Line(drift, soft=True)
+        yield draw.Line(drift, soft=True)
 
 
-def _strips(pair: Pair, at: int | None) -> Drawing:
+def _strips(pair: Pair, at: int | None) -> draw.Drawing:
     """Both sides from the first token to the last, one rectangle per span."""
-    scale = (WIDE - LEFT) / max(1, *map(len, pair.sides))
-    shapes: list[Shape] = []
+    scale = (draw.WIDE - LEFT) / max(1, *map(len, pair.sides))
+    shapes: list[draw.Shape] = []
     for k, side in enumerate(pair.sides):
         y, of = k * STEP + 4, kinds(side)
-        shapes.append(Word(0, y + 15, f"{side.name} {len(side):,}", "mm-soft"))
+        shapes.append(draw.Word(0, y + 15, f"{side.name} {len(side):,}", "mm-soft"))
         found = list(pieces(of))
         for a, b in found[:PIECES]:
             kind = KINDS[of[a]]
             about = f"{side.name}: {kind} [{a}, {b}), {b - a} tokens"
             width = max((b - a) * scale, 0.6)
-            shapes.append(Box(LEFT + a * scale, y, width, HIGH, f"mm-{kind}", about))
+            shapes.append(draw.Box(LEFT + a * scale, y, width, HIGH, f"mm-{kind}", about))
         if len(found) > PIECES:
             a = found[PIECES][0]
             about = f"{len(found) - PIECES} more spans"
             x, width = LEFT + a * scale, (len(side) - a) * scale
-            shapes.append(Box(x, y, width, HIGH, "mm-text", about))
+            shapes.append(draw.Box(x, y, width, HIGH, "mm-text", about))
     if at is not None:
-        x = min(LEFT + at * scale, WIDE - 1)
-        shapes.append(Stroke(x, 0, x, 2 * STEP + 2, "mm-mark"))
+        x = min(LEFT + at * scale, draw.WIDE - 1)
+        shapes.append(draw.Stroke(x, 0, x, 2 * STEP + 2, "mm-mark"))
     label = f"spans of rollout (above) and train (below) of {pair.left.sample.sample_id}"
-    return Drawing(shapes, 2 * STEP + 2, label, style="mm-strip")
+    return draw.Drawing(shapes, 2 * STEP + 2, label, style="mm-strip")
 
 
-def _zoom(pair: Pair, at: int, what: str, decode: Decode | None) -> Tokens:
+def _zoom(pair: Pair, at: int, what: str, decode: Decode | None) -> draw.Tokens:
     """One cell per token around the first difference, both sides aligned at it."""
     start = max(at - BEFORE, 0)
     indices = range(start, at + AFTER)
     differ = unlike(pair, start, at + AFTER, what)
-    rows = [[Cell(""), *(Cell(str(i), "mm-at" if i == at else "") for i in indices)]]
+    rows = [[draw.Cell(""), *(draw.Cell(str(i), "mm-at" if i == at else "") for i in indices)]]
     for side in pair.sides:
         of = kinds(side)
         cells = [_cell(side, of, i, differ[i - start], what, decode) for i in indices]
-        rows.append([Cell(side.name), *cells])
-    return Tokens(f"tokens around {at}", rows)
+        rows.append([draw.Cell(side.name), *cells])
+    return draw.Tokens(f"tokens around {at}", rows)
 
 
 def _cell(
     side: Side, of: np.ndarray, i: int, differs: bool, what: str, decode: Decode | None
-) -> Cell:
+) -> draw.Cell:
     style = " mm-unlike" if differs else ""
     if i >= len(side):
-        return Cell("–", f"mm-none{style}", "")
+        return draw.Cell("–", f"mm-none{style}", "")
     kind, one, below = KINDS[of[i]], int(side.ids[i]), ""
     shown = kind if side.placeholder[i] else decode([one]) if decode else str(one)
     if what == "positions" and side.sample.position_ids is not None:
         below = ", ".join(map(str, side.sample.position_ids[:, i].tolist()))
     text = shown if len(shown) <= 14 else f"{shown[:13]}…"
-    return Cell(text, f"mm-{kind}{style}", f"token {i}: id {one}, {kind}", below)
+    return draw.Cell(text, f"mm-{kind}{style}", f"token {i}: id {one}, {kind}", below)
 
 
-def _around(side: Side, at: int, decode: Decode | None) -> Line:
+def _around(side: Side, at: int, decode: Decode | None) -> draw.Line:
     """The text (ids without a decoder) around the first difference, which stands at a mark."""
     middle = min(at, len(side))
     before = decoded(side, max(at - CONTEXT, 0), middle, decode)
     after = decoded(side, middle, min(at + CONTEXT, len(side)), decode)
     before = f"{'…' if at > CONTEXT else ''}{before}"
     after = f"{after}{'…' if at + CONTEXT < len(side) else ''}"
-    mark = Styled("│", "mark")
-    return Line(
-        [Styled(side.name, style="mm-note mm-side"), Styled(before, "code"), mark, Styled(after, "code")]
+    mark = draw.Styled("│", "mark")
+    return draw.Line(
+        [draw.Styled(side.name, style="mm-note mm-side"), draw.Styled(before, "code"), mark, draw.Styled(after, "code")]
     )  # fmt: skip
 
 
-def _media(pair: Pair, find: Find) -> list[Part]:
+def _media(pair: Pair, find: Find) -> list[draw.Part]:
     """The media of both sides, those of one index beside each other."""
     most = max(len(side.sample.media) for side in pair.sides)
     shown = [
@@ -256,22 +241,22 @@ def _media(pair: Pair, find: Find) -> list[Part]:
         for side in pair.sides
         if i < len(side.sample.media)
     ]
-    more = [Line(f"{most - SHOWN} more media", soft=True)] if most > SHOWN else []
-    return [Grid(shown, "mm-pictures"), *more] if shown else []
+    more = [draw.Line(f"{most - SHOWN} more media", soft=True)] if most > SHOWN else []
+    return [draw.Grid(shown, "mm-pictures"), *more] if shown else []
 
 
-def _figure(side: Side, medium: Medium, index: int, find: Find) -> Figure:
+def _figure(side: Side, medium: Medium, index: int, find: Find) -> draw.Figure:
     t, h, w = medium.grid_thw
     merge = side.family.spatial_merge_size
     rows, columns = max(h // merge, 1), max(w // merge, 1)
     pixels, note = find(medium)
     label = f"{medium.modality} with its grid of {rows} × {columns}"
-    lattice = Lattice(columns, rows, CELLS)
+    lattice = draw.Lattice(columns, rows, CELLS)
     drawing = thumbnail(medium, pixels, LONGEST, label, columns / rows, 20.0, lattice)
     size = "" if medium.size is None else f"{medium.size[0]} × {medium.size[1]} px, "
     times = f"{t} × " if t > 1 else ""
     grid = f"{size}grid {times}{h // merge} × {w // merge} = {medium.num_tokens} tokens"
-    return Figure(f"{side.name} media[{index}]", drawing, f"{medium.media_id} {grid}", note)
+    return draw.Figure(f"{side.name} media[{index}]", drawing, f"{medium.media_id} {grid}", note)
 
 
 # ---- findings ------------------------------------------------------------------------------------
@@ -279,12 +264,12 @@ def _figure(side: Side, medium: Medium, index: int, find: Find) -> Figure:
 
 def _by_cause(
     findings: list[Finding], head: tuple[str, ...], row: Callable[[Finding], tuple[Any, ...]]
-) -> Iterator[Part]:
+) -> Iterator[draw.Part]:
     """Each cause: its evidence, its findings as a table, its fix."""
     for group in by_cause(findings):
-        yield Line([_cause(group[0].cause), " ", "; ".join(evidence_of(group))])
-        yield Table(head, [row(finding) for finding in group], "mm-rows")
-        yield Line([Styled("Fix: ", "b"), group[0].fix])
+        yield draw.Line([_cause(group[0].cause), " ", "; ".join(evidence_of(group))])
+        yield draw.Table(head, [row(finding) for finding in group], "mm-rows")
+        yield draw.Line([draw.Styled("Fix: ", "b"), group[0].fix])
 
 
 def _row(finding: Finding) -> tuple[Any, ...]:
@@ -294,15 +279,15 @@ def _row(finding: Finding) -> tuple[Any, ...]:
     return (finding.field, place, finding.left, finding.right)
 
 
-def _rest(report: ParityReport, rest: Sequence[Finding]) -> Iterator[Part]:
+def _rest(report: ParityReport, rest: Sequence[Finding]) -> Iterator[draw.Part]:
     """Findings of samples that are not drawn, and how many are not listed at all."""
     left_out = report.total_findings - len(report.findings) + max(len(rest) - ROWS, 0)
     if rest:
         head = ("sample", "field", "at", "rollout", "train")
-        yield Heading("Further findings")
+        yield draw.Heading("Further findings")
         yield from _by_cause(list(rest[:ROWS]), head, lambda f: (f.sample_id, *_row(f)))
     if left_out:
-        yield Line(f"{left_out} more findings are not shown.", soft=True)
+        yield draw.Line(f"{left_out} more findings are not shown.", soft=True)
 
 
 Decode = Callable[[Sequence[int]], str]

@@ -9,10 +9,10 @@ from mmpack.errors import check_name, needs
 with needs("smoke", __name__):
     import transformers
 
+from support.replicas.byte_level import byte_level_tokenizer
 from support.replicas.chat_templates import GLM
 from support.replicas.without_torchvision import hf_processor
 
-from mmpack.demo.vocabulary import byte_level_tokenizer
 from mmpack.families import get_family
 
 BASE = 151_329  # tokens of text

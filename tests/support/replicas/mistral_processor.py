@@ -10,10 +10,9 @@ with needs("smoke", __name__):
     import transformers
     from transformers.utils.import_utils import is_torchvision_available
 
+from support.replicas.byte_level import byte_level_tokenizer
 from support.replicas.chat_templates import MISTRAL
 from support.replicas.without_torchvision import WITHOUT_TORCHVISION
-
-from mmpack.demo.vocabulary import byte_level_tokenizer
 
 SPECIAL = 1000  # ids below it
 TOKENS = {
