@@ -200,7 +200,8 @@ def _packed(numbers: np.ndarray, width: int) -> str:
     """Whole numbers in so many digits each; one that they don't hold as the largest number, nothing if none fits."""
     most = len(DIGITS) ** width - 1
     known = (numbers >= 0) & (numbers < most)
-    return "".join(_digits(n, width) for n in np.where(known, numbers, most).tolist()) * known.any()
+    kept = np.where(known, numbers, most).tolist() if known.any() else []
+    return "".join(_digits(n, width) for n in kept)
 
 
 def _chips(ends: dict[int, list[Placed]], start: int, stop: int) -> list[Markup]:

@@ -12,6 +12,7 @@ from mmpack.layout.forest import positions_of
 from planting.parts import (
     decoder_layers,
     first_rows,
+    given_keyword,
     given_keywords,
     instead,
     merger_of,
@@ -29,24 +30,20 @@ Tensor = torch.Tensor
 def shifted(scene: Scene, model: Any) -> Answer:
     span = scene.pick(scene.spans("image"))
 
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        positions = kwargs["position_ids"].clone()
+    def change(positions: Tensor) -> Tensor:
+        positions = positions.clone()
         if place := scene.rows.of(span):
             positions[..., place[0], place[1]] += 1
-        return {"position_ids": positions}
+        return positions
 
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "position_ids", change)
     return scene.answer(model, rotary(model), span.sample, span.start)
 
 
 @plant("mRoPE's height and width dropped", *QWEN)
 def time_only(scene: Scene, model: Any) -> Answer:
     """A picture's first row has the same number thrice: its second is the first that tells."""
-
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"position_ids": kwargs["position_ids"][:1].expand(3, -1, -1)}
-
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "position_ids", lambda p: p[:1].expand(3, -1, -1))
     return scene.answer(
         model, rotary(model), *_first_where(scene, lambda t, h, w: (h != t) | (w != t))
     )
@@ -54,10 +51,7 @@ def time_only(scene: Scene, model: Any) -> Answer:
 
 @plant("sections of height and width exchanged", *QWEN)
 def exchanged_sections(scene: Scene, model: Any) -> Answer:
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"position_ids": kwargs["position_ids"][[0, 2, 1]]}
-
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "position_ids", lambda p: p[[0, 2, 1]])
     return scene.answer(model, rotary(model), *_first_where(scene, lambda t, h, w: h != w))
 
 
@@ -79,12 +73,7 @@ def moved_section(scene: Scene, model: Any) -> Answer:
 @plant("positions in bfloat16", longest=300)
 def rounded_positions(scene: Scene, model: Any) -> Answer:
     """Eight bits count to 256; no sample but the longest comes so far."""
-
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        positions = kwargs["position_ids"]
-        return {"position_ids": positions.bfloat16().to(positions.dtype)}
-
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "position_ids", lambda p: p.bfloat16().to(p.dtype))
     sample = max(range(len(scene.samples)), key=lambda s: len(scene.samples[s]))
     return scene.answer(model, rotary(model), sample, 257)
 
@@ -120,14 +109,13 @@ def exchanged_features(scene: Scene, model: Any) -> Answer:
     )
     one, other = (span for span in scene.spans("image") if span.sample == sample)
 
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        rows = kwargs["inputs_embeds"].clone()
-        here, there = scene.rows.of(one), scene.rows.of(other)
+    def change(given: Tensor) -> Tensor:
+        rows, here, there = given.clone(), scene.rows.of(one), scene.rows.of(other)
         if here and there:
-            rows[here], rows[there] = kwargs["inputs_embeds"][there], kwargs["inputs_embeds"][here]
-        return {"inputs_embeds": rows}
+            rows[here], rows[there] = given[there], given[here]
+        return rows
 
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "inputs_embeds", change)
     return scene.answer(model, first_rows(model), one.sample, one.start)
 
 
@@ -137,14 +125,14 @@ def unmerged(scene: Scene, model: Any) -> Answer:
     span = scene.pick(scene.spans())
     table = model.get_input_embeddings()
 
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        rows = kwargs["inputs_embeds"].clone()
+    def change(given: Tensor) -> Tensor:
+        rows = given.clone()
         if place := scene.rows.of(span):
             about = get_family(scene.family)
             rows[place[0], place[1].stop - 1] = table.weight[about.placeholder_ids[span.modality]]
-        return {"inputs_embeds": rows}
+        return rows
 
-    given_keywords(model.get_decoder(), change)
+    given_keyword(model.get_decoder(), "inputs_embeds", change)
     return scene.answer(model, first_rows(model), span.sample, span.stop - 1)
 
 
@@ -152,36 +140,30 @@ def unmerged(scene: Scene, model: Any) -> Answer:
 def deepstack(scene: Scene, model: Any) -> Answer:
     levels = len(model.config.vision_config.deepstack_visual_indexes)
     one, other = sorted(scene.rng.permutation(levels)[:2].tolist())
+    return _other_levels(scene, model, one, {one: (other, 1.0), other: (one, 1.0)})
+
+
+@plant("a deepstack level left out", "qwen3_vl")
+def no_deepstack(scene: Scene, model: Any) -> Answer:
+    level = int(scene.rng.integers(len(model.config.vision_config.deepstack_visual_indexes)))
+    return _other_levels(scene, model, level, {level: (level, 0.0)})
+
+
+def _other_levels(
+    scene: Scene, model: Any, first: int, changes: dict[int, tuple[int, float]]
+) -> Answer:
+    """Levels of deepstack, each replaced by a share of another; `first`: the lowest."""
 
     def change(kwargs: dict[str, Any]) -> dict[str, Any]:
         given = list(kwargs.get("deepstack_visual_embeds") or ())
         if not given:  # text by itself
             return {}
-        given[one], given[other] = given[other], given[one]
-        return {"deepstack_visual_embeds": given}
+        moved = {k: share * given[other] for k, (other, share) in changes.items()}
+        return {"deepstack_visual_embeds": [moved.get(k, x) for k, x in enumerate(given)]}
 
     given_keywords(model.get_decoder(), change)
-    reader = decoder_layers(model)[one + 1]  # added behind layer `one`
-    right = [decoder_layers(model)[one], reader, reader.input_layernorm]
-    return scene.answer(model, right, *scene.first_medium())
-
-
-@plant("a deepstack level left out", "qwen3_vl")
-def no_deepstack(scene: Scene, model: Any) -> Answer:
-    levels = len(model.config.vision_config.deepstack_visual_indexes)
-    level = int(scene.rng.integers(levels))
-
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        given = list(kwargs.get("deepstack_visual_embeds") or ())
-        if not given:
-            return {}
-        given[level] = torch.zeros_like(given[level])
-        return {"deepstack_visual_embeds": given}
-
-    given_keywords(model.get_decoder(), change)
-    reader = decoder_layers(model)[level + 1]
-    right = [decoder_layers(model)[level], reader, reader.input_layernorm]
-    return scene.answer(model, right, *scene.first_medium())
+    layer, reader = decoder_layers(model)[first : first + 2]  # added behind the first of these
+    return scene.answer(model, [layer, reader, reader.input_layernorm], *scene.first_medium())
 
 
 @plant("deepstack features not added", "qwen3_vl")
@@ -212,13 +194,9 @@ def permuted(scene: Scene, model: Any) -> Answer:
 @plant("height and width of the tower's rotary angles exchanged", *QWEN)
 def tower_angles(scene: Scene, model: Any) -> Answer:
     """A patch at a corner has the same number twice, but sees patches that do not."""
-
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"position_embeddings": tuple(map(_halves_exchanged, kwargs["position_embeddings"]))}
-
     blocks = tower_blocks(model)
     for block in blocks:
-        given_keywords(block, change)
+        given_keyword(block, "position_embeddings", lambda e: tuple(map(_halves_exchanged, e)))
     right = [blocks[0].attn, blocks[0].attn.proj]
     return scene.answer(model, right, *scene.first_medium())
 
@@ -271,21 +249,17 @@ def wrong_row(scene: Scene, model: Any) -> Answer:
 def tiles(scene: Scene, model: Any) -> Answer:
     """The first two of the picture that has two or more."""
     span = next(x for x in scene.spans() if x.medium.grid_thw[0] > 1)
-    table = model.get_decoder()
 
-    def change(kwargs: dict[str, Any]) -> dict[str, Any]:
-        rows = kwargs["inputs_embeds"].clone()
+    def change(given: Tensor) -> Tensor:
+        rows = given.clone()
         if place := scene.rows.of(span):
             line, at = place
             each = (span.stop - span.start) // span.medium.grid_thw[0]
-            one, two = slice(at.start, at.start + each), slice(at.start + each, at.start + 2 * each)
-            rows[line, one], rows[line, two] = (
-                kwargs["inputs_embeds"][line, two],
-                kwargs["inputs_embeds"][line, one],
-            )
-        return {"inputs_embeds": rows}
+            two = given[line, at.start : at.start + 2 * each]
+            rows[line, at.start : at.start + 2 * each] = two.roll(each, 0)
+        return rows
 
-    given_keywords(table, change)
+    given_keyword(model.get_decoder(), "inputs_embeds", change)
     return scene.answer(model, first_rows(model), span.sample, span.start)
 
 

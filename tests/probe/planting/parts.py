@@ -84,6 +84,11 @@ def given_keywords(module: Any, change: Callable[[dict[str, Any]], dict[str, Any
     )
 
 
+def given_keyword(module: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Change one of them."""
+    given_keywords(module, lambda kwargs: {name: change(kwargs[name])})
+
+
 class _Planted:
     """A config that names the planted attention; all else is the config's."""
 
