@@ -1,4 +1,4 @@
-"""Arrow: samples as tables whose columns are those of a Parquet trace, and pixels as raw bytes beside them.
+"""Arrow: samples as tables whose columns are those of a Parquet trace, and pixels as raw bytes next to them.
 
 What Ray Data and Hugging Face datasets hold. A table that was written as Parquet is a trace: `mp.read_trace` reads it.
 """

@@ -116,7 +116,7 @@ def inputs_of_media(
 
 
 def rest_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `inputs` hold besides pixels and grids: `inputs_of_media` makes only those again."""
+    """What `inputs` hold other than pixels and grids: `inputs_of_media` makes only those again."""
     restored = {*PIXELS.values(), *GRIDS.values()}
     return {k: v for k, v in inputs.items() if k not in restored}
 

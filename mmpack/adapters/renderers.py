@@ -77,7 +77,7 @@ def to_samples(
     becomes `kept_ids`.
 
     Raises: ArgumentError for another thing, masks of another length than the ids, a renderer that does not say what was
-    sampled, kept ids beside logprobs that are not processed; LayoutError where placeholders and media contradict each
+    sampled, kept ids with logprobs that are not processed; LayoutError where placeholders and media contradict each
     other.
     """
     if not is_list(items):

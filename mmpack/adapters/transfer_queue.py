@@ -83,7 +83,7 @@ def get(
     """Samples by id, with the fields that they were put with, and those of `columns` that came later.
 
     Args:
-        columns: fields of Sample, or columns of your own, which come back as lists beside the samples.
+        columns: fields of Sample, or columns of your own, which come back as lists with the samples.
 
     Raises: ArgumentError for what is not there; TraceError.
     """

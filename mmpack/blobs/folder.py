@@ -96,7 +96,7 @@ class BlobFolder(Mapping[str, Any]):
     def put(self, key: str, pixels: Any) -> bool:
         """Keep pixels [patches, patch_dim] (array or tensor) under a cache key, and hold it. False: it was there.
 
-        Raises: BlobError (MM503) where they don't fit into the budget beside what is held, or on the disk;
+        Raises: BlobError (MM503) where they don't fit into the budget with what is held, or on the disk;
         ArgumentError for no cache key, and for pixels of another type or shape than those under the key.
         """
         number = _number(key, self._name)

@@ -1,4 +1,4 @@
-"""The modules that turn pixels into features, and all that features depend on besides pixels.
+"""The modules that turn pixels into features, and all else that features depend on.
 
 That is the weights (found by their values, so that no way to change them goes unseen), settings of the modules
 (adapters switched on or off, their scales), and how torch runs them now (autocast, precision, device).

@@ -174,7 +174,7 @@ def _for_people(document: dict[str, Any]) -> list[str | Table]:
 
 
 def _of_ranks(document: dict[str, Any]) -> list[str | Table]:
-    """What each rank runs, where there are several: a bar is its cost beside the costliest one's."""
+    """What each rank runs, where there are several: a bar is its cost compared with the costliest one's."""
     ranks, bins, loads = document["ranks"], document["bins"], document["stats"]["loads"]
     if len(ranks) < 2:
         return []

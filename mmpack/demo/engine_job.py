@@ -1,7 +1,7 @@
 """`mmpack smoke --engine vllm`: the step with a real engine as the rollout and transformers, packed, as the trainer.
 
-Beside the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, one row for each
-way to run it (prefix cache, media cache, chunked prefill, one or many in a batch), and the ratio over the ids that an
+In addition to the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, one row for
+each way to run it (prefix cache, media cache, chunked prefill, one or many in a batch), and the ratio over the ids that an
 engine of processed logprobs kept. A video is among the prompts.
 """
 
@@ -31,7 +31,7 @@ from mmpack.demo.tiny_models import tiny_model
 from mmpack.parity.drift import LogprobDrift, logprob_drift
 from mmpack.processors.wrap import Processor
 
-MEASURED = ("dtype", "max_pixels", "position_rule")  # their drift is shown beside what parity finds
+MEASURED = ("dtype", "max_pixels", "position_rule")  # their drift is shown, too
 CHUNK = 64  # tokens of a prefill step: cuts every prompt, and through pictures
 
 

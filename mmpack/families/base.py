@@ -35,7 +35,7 @@ class Audio:
     joint_markers: bool = False
     # whether a video's temporal patch that starts between two positions is moved to the one before
     cuts_times: bool = True
-    # whether features of an audio shorter than a chunk depend on how far the tower pads it, beside longer ones
+    # whether features of an audio shorter than a chunk depend on how far the tower pads it, among longer ones
     padding_shows: bool = False
 
     def tokens(self, frames: Any) -> Any:
@@ -259,7 +259,7 @@ class Family:
         return self.tokens_of(medium.modality, medium.grid_thw)
 
     def spans_of(self, modality: str, grid: tuple[int, int, int]) -> int:
-        """Runs of placeholders that one medium of `grid` has; one in pieces, beside a video's sound, counts as one."""
+        """Runs of placeholders that one medium of `grid` has; one in pieces, with a video's sound, counts as one."""
         if not self.in_pieces(modality):
             return 1
         if modality == "video":

@@ -1,7 +1,7 @@
 """GLM-4.6V: GLM-4.5V's ids, tenths of seconds behind frames, and frames taken by another rule.
 
 Checkpoints are `glm4v` (GLM-4.6V-Flash, told from GLM-4.1V by its ids) or `glm4v_moe` (GLM-4.6V: the model of that
-family, whose samples have this layout); transformers has a type of its own besides.
+family, whose samples have this layout); transformers also has a type of its own.
 """
 
 from dataclasses import replace

@@ -129,7 +129,7 @@ def _summed(a: Tensor, b: Tensor, blocks: int) -> Tensor:
 
 
 def _by_columns(a: Tensor, b: Tensor, bias: Tensor | None, blocks: int) -> Tensor:
-    """a · b + bias. In plain torch by blocks of columns: there a column's bits follow from how many are beside it."""
+    """a · b + bias. In plain torch by blocks of columns: there a column's bits depend on how many its block has."""
     run: Callable[..., Tensor] = multiply
     if choose(PRODUCT, a.device, a.dtype) != "torch":
         return run(a, b, bias, a.dtype)

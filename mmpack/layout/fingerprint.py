@@ -56,7 +56,7 @@ def cache_key(content: str, grid_thw: tuple[int, int, int], settings: dict[str, 
 
 
 def media_name(medium: Medium) -> str:
-    """What tells a medium's embeddings from others': its cache key, and what must not differ beside it."""
+    """What tells a medium's embeddings from others': its cache key, and what else must not differ."""
     grid = tuple(int(n) for n in medium.grid_thw)
     return f"{medium.cache_key} {medium.modality} {grid} {medium.content_hash}"
 

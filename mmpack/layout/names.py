@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# settings of a sampler that decide what logprobs mean: keys of `Sample.sampling`, beside `logprobs`
+# settings of a sampler that decide what logprobs mean: keys of `Sample.sampling`, other than `logprobs`
 SAMPLING_NAMES = (
     "temperature",
     "top_p",

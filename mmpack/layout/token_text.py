@@ -17,7 +17,7 @@ import numpy as np
 
 from mmpack.errors import ArgumentError, check_whole, kind_of
 
-UNKNOWN = b"\xff"  # of an id without a token: decodes to one U+FFFD, whatever stands beside it
+UNKNOWN = b"\xff"  # of an id without a token: decodes to one U+FFFD, whatever stands around it
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Which implementation of an op runs: chosen by device, by what is installed and by MMPACK_BACKEND, never by trying.
 
 `torch` runs on anything, `triton` on CUDA and ROCm devices (on the CPU under TRITON_INTERPRET=1). `auto` takes Triton
-where it can run, else torch. Each op declares itself beside its code, as an `Op`; its home has a module per backend, of
-that name.
+where it can run, else torch. Each op declares itself next to its code, as an `Op`; its home has a module per backend,
+of that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Registration of ops whose kernel is short beside the call: as `torch.library.custom_op`, without its wrappers.
+"""Registration of ops whose kernel is short compared with the call: as `torch.library.custom_op`, without its wrappers.
 
 `custom_op` and its `register_autograd` take several times the host time that the launch takes. Gradients of these ops
 come from a `torch.autograd.Function` around the op, which torch.compile traces.

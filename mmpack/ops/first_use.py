@@ -98,7 +98,7 @@ PROGRESS = Progress()
 
 @functools.cache
 def watch_triton() -> None:
-    """Let Triton tell `PROGRESS` what it compiles, beside a listener that it has already."""
+    """Let Triton tell `PROGRESS` what it compiles, next to a listener that it has already."""
     from triton import knobs
 
     before = knobs.compilation.listener

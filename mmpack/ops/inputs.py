@@ -56,7 +56,7 @@ def check_tensors(what: str, optional: Collection[str], **tensors: Any) -> None:
 
 
 def check_shapes(what: str, fix: str, **tensors: tuple[Tensor | None, str]) -> dict[str, int]:
-    """Raise ArgumentError where a tensor has not the shape that stands beside it; returns the sizes by name.
+    """Raise ArgumentError where a tensor has not the shape that is given with it; returns the sizes by name.
 
     A name has one size in all of them: `check_shapes("rms_norm", "…", x=(x, "T N"), weight=(weight, "N"))["N"]`. A
     tensor may be None.

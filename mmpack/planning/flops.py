@@ -245,7 +245,7 @@ _Merging = Callable[[Fields, int, int, int], float]
 
 
 def _beside(fields: Fields, width: int, out: int, merged: int) -> float:
-    """Two products of `merged` patches beside each other; deepstack's levels each have their own."""
+    """Two products of `merged` patches joined in one row; deepstack's levels each have their own."""
     beside = merged * width
     levels = 1 + len(fields["vision_config"].get("deepstack_visual_indexes") or ())
     return levels * (beside * beside + beside * out) / merged
@@ -256,7 +256,7 @@ def _folded(fields: Fields, width: int, out: int, merged: int) -> float:
 
 
 def _product(fields: Fields, width: int, out: int, merged: int) -> float:
-    """One product of all patches of a token beside each other."""
+    """One product of all patches of a token joined in one row."""
     return width * out
 
 

@@ -133,7 +133,7 @@ def softmax_layer(size: Decoder, attention: str) -> LayerBytes:
         kept += (8 if size.gated else 4 + e) * (across + size.key_width)
     if size.gated:
         kept += 2 * e * across  # the gate, and what it leaves
-        kept += e * across if e == 4 else 0  # lies beside the queries, which their norm keeps
+        kept += e * across if e == 4 else 0  # in addition to the queries, which their norm keeps
         products += e * across
     key, quadratic = 2 * e * size.key_width, 0.0
     if attention == "sdpa":

@@ -79,7 +79,7 @@ class MemoryModel:
     layers: int
     layer: LayerBytes  # with softmax attention
     width: int  # e·H
-    held: int  # a row: what the loop over layers holds beside a layer's input
+    held: int  # a row: what the loop over layers holds in addition to a layer's input
     rotary: int  # a row: cosines and sines, positions
     final_norm: int
     head: int  # a loss token, with gradients
@@ -225,7 +225,7 @@ def memory_model(
 
     Args: `config`: of transformers, or the dict of its config.json. `dtype`: of the activations; the config's if not
     given, else bfloat16. `attention`: "sequences" (varlen, FlashAttention), or "sdpa" as on a CPU, which repeats
-    key heads and keeps masks. `rule`, of linear attention: "fla" or "torch"; by default "torch" beside "sdpa".
+    key heads and keeps masks. `rule`, of linear attention: "fla" or "torch"; by default "torch" with "sdpa".
     Raises ArgumentError for other models.
     """
     fields = fields_of(config, "memory_model")

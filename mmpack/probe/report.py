@@ -175,7 +175,7 @@ class ProbeReport(Drawn):
     only: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
     about_a: dict[str, Any] = field(default_factory=dict)
     about_b: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what was not compared, beside `only`
+    notes: list[str] = field(default_factory=list)  # what was not compared, other than `only`
     command: str | None = None  # that makes this report again
 
     @property
@@ -229,7 +229,7 @@ class ProbeReport(Drawn):
         return "\n".join(self.lines(most))
 
     def to_html(self, *, others: Sequence[ProbeReport] = (), title: str | None = None) -> str:
-        """One self-contained page; `others` are drawn beside it. As `mmpack.view.probe.html`."""
+        """One self-contained page; `others` are drawn in the same chart. As `mmpack.view.probe.html`."""
         return str(drawer("probe_html")(self, others=others, title=title))
 
     def to_png(

@@ -13,7 +13,7 @@ _CELL = {"bytes", "path"}
 
 
 def check_read(item: dict[str, Any], known: set[str], where: str) -> None:
-    """Raise ArgumentError for what an object holds beside `known`."""
+    """Raise ArgumentError for what an object holds other than `known`."""
     odd = next((name for name in item if name not in known and item[name] is not None), None)
     if odd is not None:
         beside = " and ".join(sorted(known & item.keys()))

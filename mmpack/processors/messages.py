@@ -13,7 +13,7 @@ from mmpack.processors.data_url import from_base64, is_data_url, loaded
 from mmpack.processors.kinds import kind_of_item
 from mmpack.video.policies.registry import POLICIES
 
-# what others read beside a medium; here a processor has one way to sample and to resize
+# what others read next to a medium; here a processor has one way to sample and to resize
 _OF_VIDEOS = {name for policy in POLICIES.values() for name in policy.kinds}
 _BESIDE = {
     "video": _OF_VIDEOS | {"sample_fps", "raw_fps"},

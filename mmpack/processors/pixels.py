@@ -89,7 +89,7 @@ def as_bytes(made: np.ndarray, where: str) -> np.ndarray:
 
 
 def image_options(family: Family, image_processor: Any) -> dict[str, Any]:
-    """What the family's processor of transformers hands to its image processor beside the image.
+    """What the family's processor of transformers hands to its image processor in addition to the image.
 
     Of the `defaults` only what the image processor does not set itself.
     """

@@ -159,7 +159,7 @@ class SampleWorkers:
 
 
 class _Turns:
-    """Many beside each other, or one alone."""
+    """Many at a time, or one alone."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()

@@ -28,7 +28,7 @@ def sample(info_or_source: Any, *, policy: str, **settings: Any) -> FramePlan:
             `transformers_glm4v`, `transformers_glm46v`, `vllm`.
         settings: of the policy, under upstream's names; `docs/video.md` lists them.
 
-    Returns: indices and times as upstream has them; a clip's real times beside them where the container has them.
+    Returns: indices and times as upstream has them; also a clip's real times where the container has them.
     Raises: ArgumentError for an unknown policy or setting, and wherever upstream raises.
 
     Example: two seconds of 10 frames per second, as Qwen3-VL's processor samples them.

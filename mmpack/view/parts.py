@@ -144,7 +144,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of text, or of texts; `soft`: beside the point."""
+    """A line of text, or of texts; `soft`: of less weight."""
 
     text: str | Sequence[str | Styled]
     soft: bool = False
@@ -183,7 +183,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Grid:
-    """Small figures beside one another; `style`: how wide they are on a page, `across`: of a line of a figure."""
+    """Small figures side by side; `style`: how wide they are on a page, `across`: of a line of a figure."""
 
     figures: Sequence[Figure]
     style: str = "mm-figures"
@@ -218,7 +218,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens beside one another, a row per side below a row of their numbers; not in a figure."""
+    """Tokens side by side, a row per side below a row of their numbers; not in a figure."""
 
     label: str
     rows: Sequence[Sequence[Cell]] = field(default_factory=list)

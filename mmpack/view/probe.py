@@ -29,7 +29,7 @@ def html(
 ) -> str:
     """A report as one self-contained page: what parts first, a chart of layer × error, a table of all modules.
 
-    `others`: reports that the chart shows beside it, as with a setting enabled and disabled.
+    `others`: reports that the chart shows too, as with a setting enabled and disabled.
     Raises: ArgumentError; MissingExtraError without Jinja2.
     """
     from mmpack.view.pages import page
@@ -52,7 +52,7 @@ def png(
 
     Args:
         path: written too, if given.
-        others: reports that are drawn beside it, as with a setting enabled and disabled.
+        others: reports that are drawn too, as with a setting enabled and disabled.
         labels: one per report; by default its two sides.
 
     Raises: ArgumentError; MissingExtraError without Pillow.

@@ -46,15 +46,3 @@ def test_back_to_version_1_where_nothing_is_lost(tmp_path):
     refused = call_mmpack("convert", full, to, "--schema-version", "1")
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "MM012" in refused.stderr and to.read_bytes() == before
-
-
-def test_what_is_no_trace_is_one_line(tmp_path, old):
-    (tmp_path / "bad.jsonl").write_text("{")
-    for args in (
-        ("bad.jsonl", "new.jsonl"),
-        ("old.jsonl", "new.txt"),
-        ("old.jsonl", "no/new.jsonl"),
-    ):
-        result = call_mmpack("convert", *(tmp_path / arg for arg in args))
-        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-        assert not (tmp_path / args[1]).exists()

@@ -94,8 +94,15 @@ def test_a_report_may_be_written_again(tmp_path):
     trace = trace_in(tmp_path)
     for _ in range(2):
         assert call_mmpack("validate", trace, "--out", tmp_path / "report.json").returncode == 0
-    page = tmp_path / "page"
-    assert call_mmpack("parity", trace, trace, "--out", page, "--html", page).returncode == 2
+    page = tmp_path / "page.png"  # the second would take the first one's place without a word
+    for args in (
+        ("parity", trace, trace, "--out", page, "--html", page),
+        ("view", trace, "-o", page, "--png", page),
+        ("view", trace, "-o", page, "--json", "--out", page),
+    ):
+        done = call_mmpack(*args)
+        assert (done.returncode, done.stdout, page.exists()) == (2, "", False)
+        assert "'page.png' is named for two documents. Fix: " in done.stderr
 
 
 def test_the_file_that_stdout_goes_to_is_added_to(tmp_path):

@@ -88,13 +88,3 @@ def test_what_holds_no_sample_is_refused(tmp_path, text, part):
     done = call_mmpack("view", tmp_path / "trace.jsonl", "-o", tmp_path / "page.html")
     assert done.returncode == 2 and part in done.stderr
     assert not (tmp_path / "page.html").exists()
-
-
-def test_one_file_for_two_documents(tmp_path):
-    """The figure would take the page's place without a word."""
-    same = tmp_path / "same.png"
-    for options in (("-o", same, "--png", same), ("-o", same, "--json", "--out", same)):
-        done = call_mmpack("view", TRACE, *options)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "'same.png' is named for two documents. Fix: " in done.stderr
-        assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     mp.write_trace(out / "train.jsonl", right)
     mp.write_trace(out / "answers.jsonl", drawn.answers())
     drawn.planned().save(out / "plan.json")
+    (out / "odd.json").write_text("{}")
     done = call_mmpack(
         "parity", out / "rollout.jsonl", out / "train.jsonl", "--out", out / "report.json"
     )
@@ -63,6 +64,16 @@ def test_a_pack(folder, tmp_path):
     assert "answers.jsonl, the first 3 samples" in html
 
 
+def test_a_plan(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = drawn.planned()
+    plan.save("step.json")
+    done = call_mmpack("view", "step.json", "--json")
+    about = {"plan": "step.json", "bins": len(plan.bins), "ranks": 3}
+    assert json.loads(done.stdout) == about | {"html": "step.html", "png": None}
+    assert (tmp_path / "step.html").read_text() == mp.view.html(plan, title="step.json")
+
+
 @pytest.mark.parametrize("share", [True, False])
 def test_a_micro_batch_of_a_plan(folder, tmp_path, share):
     plan = mp.plan(drawn.answers(), max_tokens=400, share_prefix=share)
@@ -79,6 +90,7 @@ def test_a_micro_batch_of_a_plan(folder, tmp_path, share):
     ("options", "part"),
     [
         (("report.json", "--pack"), "--pack is of traces"),
+        (("odd.json",), "neither a plan nor a parity report"),
         (("answers.jsonl", "--plan", "plan.json"), "--plan and --bin must be passed together"),
         (("answers.jsonl", "--plan", "plan.json", "--bin", 99), "--bin 99 is not in 'plan.json'"),
         (("rollout.jsonl", "--plan", "plan.json", "--bin", 0), "was made of other samples"),

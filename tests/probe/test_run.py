@@ -142,17 +142,6 @@ def test_wrong_arguments_are_refused():
         mp.probe.run(a, mp.probe.record(layers(), one, seed=1))
 
 
-def test_memory_is_bounded_and_what_spills_is_the_same():
-    held = mp.probe.record(layers(), samples())
-    spilled = mp.probe.record(layers(), samples(), memory=0)
-    assert held.about["spilled_bytes"] == 0 < spilled.about["spilled_bytes"]
-    assert isinstance(spilled.entries["layers.0<out"].values, np.memmap)
-    for name, entry in held.entries.items():
-        np.testing.assert_array_equal(entry.values, spilled.entries[name].values)
-        np.testing.assert_array_equal(entry.noise, spilled.entries[name].noise)
-    assert mp.probe.run(held, spilled).ok
-
-
 def test_entries_stand_in_the_order_of_execution():
     def run(given, recorder):
         for number, _ in enumerate(given):

@@ -12,7 +12,6 @@ from support.html_page import Page
 from support.samples import full_sample, make_sample
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.schema.spans import MODALITIES
 from mmpack.view.batch import LOSS, tokens_of
 
@@ -154,10 +153,3 @@ def test_a_plan_and_a_loss_show_their_figures():
     said = texts(out._repr_html_())
     assert f"PolicyLoss: {float(out.loss):.6g}" in said
     assert set(out.metrics) <= set(said)
-
-
-def test_options_of_another_kind_are_refused():
-    with pytest.raises(ArgumentError, match="limit"):
-        mp.view.html(mp.pack(groups()), limit=3)
-    with pytest.raises(ArgumentError, match="a batch, a ParityReport or a Plan"):
-        mp.view.html(3)

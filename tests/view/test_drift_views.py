@@ -11,7 +11,6 @@ from support.drifts import planted, rollouts
 from support.html_page import Page
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.parity.drift import logprob_drift
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.view.figures import COLOURS
@@ -99,16 +98,3 @@ def test_what_is_not_drawn(sides):
     drift = logprob_drift(left[:1], [np.full(left[0].num_loss_tokens, np.nan)])
     assert "told apart" not in report.to_html(drift=drift)
     assert mp.view.drift_png(drift)[1:4] == b"PNG"
-
-
-def test_wrong_arguments(sides):
-    for call in (
-        lambda: mp.view.html(mp.compare([], []), drift={"tokens": 3}),
-        lambda: mp.view.html(sides[0][:1], drift=trace_drift(*sides)[0]),
-        lambda: mp.view.drift_png(None),
-        lambda: mp.view.drift_png([1.0]),
-        lambda: mp.view.drift_png(trace_drift(*sides)[0], title=3),
-    ):
-        with pytest.raises(ArgumentError, match="drift") as error:
-            call()
-        assert "Fix: " in str(error.value)

@@ -8,7 +8,6 @@ from PIL import Image
 from support import drawn
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.parity.drift_traces import trace_drift
 from mmpack.view.bars import histogram
 from mmpack.view.batch import batch_parts
@@ -102,16 +101,3 @@ def test_the_font_has_every_letter_of_what_pages_say():
     assert any("exp(old − rollout)" in text for text in said)
     escaped = {text[:80] for text in said if "\\u" in written(text) and "\\u" not in text}
     assert escaped == set()
-
-
-def test_options_of_another_kind():
-    for what, options in (
-        (drawn.planned(), {"limit": 3}),
-        (drawn.packed(), {"tokenizer": ord}),
-        (drawn.reported(), {"title": "a"}),
-        (drawn.answers(1, 1), {"drift": 3}),
-    ):
-        with pytest.raises(ArgumentError, match=f"view.png: {next(iter(options))} is no option"):
-            mp.view.png(what, **options)
-    with pytest.raises(ArgumentError, match="title is of type int"):
-        mp.view.png(drawn.planned(), title=3)

@@ -1,16 +1,13 @@
 """A plan as a page: every micro-batch is a box as wide as its cost, in its rank's lane; it fits, and nothing runs."""
 
 import itertools
-import json
 import re
 
 import pytest
 from support import drawn
 from support.groups import answered
-from support.process import call_mmpack
 
 import mmpack as mp
-from mmpack.errors import ArgumentError
 from mmpack.planning import CostModel
 
 
@@ -58,8 +55,6 @@ def test_figures_and_titles():
         assert name in html
     assert re.search(r">[\d.]+ s</text>", html)
     assert not re.search(r">[\d.]+ s</text>", mp.view.html(a_plan()))
-    with pytest.raises(ArgumentError, match="limit"):
-        mp.view.html(a_plan(), limit=3)
 
 
 def test_many_ranks_and_none():
@@ -67,22 +62,3 @@ def test_many_ranks_and_none():
     html = mp.view.html(mp.plan(samples, max_tokens=200, ranks=65))
     assert "The first 64 ranks are drawn; 1 more are not." in html
     assert "0 samples" in mp.view.html(mp.plan([], max_tokens=8))
-
-
-def test_the_command_draws_a_plan(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    plan = a_plan()
-    plan.save("step.json")
-    done = call_mmpack("view", "step.json")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "step.html"
-    assert (tmp_path / "step.html").read_text() == mp.view.html(plan, title="step.json")
-    found = json.loads(call_mmpack("view", "step.json", "-o", "a.html", "--json").stdout)
-    drawn = {"html": "a.html", "png": None}
-    assert found == {"plan": "step.json", "bins": len(plan.bins), "ranks": 3} | drawn
-    wrong = call_mmpack("view", "step.json", "--pack")
-    assert wrong.returncode == 2 and "--pack is of traces" in wrong.stderr
-    wrong = call_mmpack("view", "step.json", "-o", "step.json")
-    assert wrong.returncode == 2 and "which this command reads" in wrong.stderr
-    (tmp_path / "odd.json").write_text("{}")
-    wrong = call_mmpack("view", "odd.json")
-    assert wrong.returncode == 2 and "neither a plan nor a parity report" in wrong.stderr

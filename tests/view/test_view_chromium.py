@@ -7,10 +7,12 @@ from support.browser import BROWSER, MISSING, measured
 from support.gui import FOLDER, words
 from support.gui import samples as gui_samples
 from support.samples import make_sample
+from test_html import evil_pair
 from test_view_page import EVIL
 
 import mmpack as mp
 
+RAN = "return String(w.evil)"
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=MISSING)
 
 
@@ -136,3 +138,16 @@ def test_nothing_of_a_trace_runs(tmp_path):
         return [String(w.evil), all("img").length, all("script").length];
         """
     assert measured(tmp_path, html, walk) == ["undefined", 0, 1]
+
+
+def test_nothing_of_a_report_runs(tmp_path):
+    html = mp.compare(*evil_pair()).to_html(decode=lambda ids: "<script>evil=1</script>")
+    assert measured(tmp_path, html, RAN) == "undefined"
+
+
+def test_the_policy_stops_what_escaping_would_let_through(tmp_path):
+    script = "<script>evil=1</script>"
+    html = mp.compare(*evil_pair()).to_html().replace("<h1", f"{script}<h1", 1)
+    assert measured(tmp_path, html, RAN) == "undefined"
+    free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    assert measured(tmp_path, free, RAN) == "1"  # the measurement sees a script that runs

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from hypothesis import given
+from support import drawn
 from support.gui import FOLDER, TRACE, words
 from support.gui import samples as gui_samples
 from support.html_page import Page
@@ -16,6 +17,7 @@ from support.trajectories import episode, grown
 
 import mmpack as mp
 from mmpack.trajectory import to_samples
+from mmpack.view.trace.page import repeated
 
 EVIL = '</script></style></title>"><script>evil=1</script><img src=x onerror=evil=1>javascript:\x1b[31m\u202e'
 
@@ -197,28 +199,6 @@ def test_pictures_below_the_root_only(tmp_path):
     assert page.all("rect", **{"class": "blank image"})
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"what": 5}, "expected samples, a batch, a ParityReport or a Plan"),
-        ({"what": [1]}, "samples[0] is of type int"),
-        ({"decode": str}, "decode is no option for samples"),
-        ({"limit": 0}, "limit is 0"),
-        ({"title": 3}, "title is of type int"),
-        ({"media_root": "no/such"}, "is no folder"),
-        ({"pictures": [1]}, "pictures is of type list"),
-        ({"pictures": {"a": np.zeros((2, 2, 3))}}, "expected uint8"),
-        ({"tokenizer": "qwen"}, "tokenizer is of type str"),
-        ({"what": mp.compare([], []), "limit": 3}, "limit is no option for a report"),
-    ],
-)
-def test_wrong_arguments(options, part):
-    options = {"what": gui_samples()[4:5], **options}
-    with pytest.raises(mp.ArgumentError, match=re.escape(part)) as error:
-        mp.view.html(**options)
-    assert "Fix: " in str(error.value) and "\n" not in str(error.value)
-
-
 def test_a_limit_says_that_there_are_more():
     text = "".join(Page(mp.view.html(mp.read_trace(TRACE), limit=2)).text)
     assert "The first 2 samples; there are more." in text and "shop/1-retry" not in text
@@ -254,3 +234,22 @@ def test_the_film_names_the_turn_in_which_a_screen_came_back():
     page = mp.view.html(to_samples(episode(turns)))
     words = re.findall(r"<b>(e/\d · turn \d)</b>", page)
     assert words[:3] == ["e/0 · turn 0", "e/0 · turn 1", "e/3 · turn 3"]
+
+
+def test_counts_are_those_of_a_pack():
+    samples = drawn.answers(2, 3)
+    batch = mp.pack(samples, share_prefix=True)
+    found = {name: (alone, shared) for name, alone, shared in repeated(samples)}
+    assert found["rows"] == (batch.stats["tokens_unshared"], batch.stats["tokens"])
+    assert found["media"] == (len(samples), len(batch.media))
+    assert found["patches"] == (sum(s.num_patches for s in samples), batch.stats["patches"])
+
+
+def test_the_page_leaves_broken_samples_out():
+    samples = drawn.answers(2, 3)
+    samples[0].loss_spans[0].start = 0
+    html = mp.view.html(samples)
+    assert "1 that break rules are left out." in html
+    (rows,) = re.findall(r"<td>rows</td><td>([\d,]+)</td>", html)
+    assert int(rows.replace(",", "")) == sum(len(s) for s in samples[1:])
+    assert "no tokens of a sample" in mp.view.html([])

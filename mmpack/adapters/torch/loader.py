@@ -74,7 +74,7 @@ class PackLoader:
         device: where batches go, of this process.
         rank, ranks: each rank gets as many batches of a step as the others, of like cost (`Plan.ranks`); of a step with
             too few samples for that, some are an `idle_batch`.
-        prefetch: batches on the device beside the one that is computed on; 0: none, and no thread.
+        prefetch: batches on the device in addition to the one that is computed on; 0: none, and no thread.
         dead_letters: takes what can't be used, and the loop goes on without it, as with `on_invalid="drop"`: items
             that the data set can't give or that are DeadLetters, samples that `plan` drops, and samples whose media
             `media` has not. `Step.dead` has a step's.

@@ -2,7 +2,7 @@
 
 It reads `visible_until` ([T] or [B, S]) from the keyword arguments of the model's forward, and raises where the rule
 can't be obeyed: with sdpa or eager the keyword is swallowed and a shared pack comes out wrong without an error.
-`attention_plan` beside it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models
+`attention_plan` given with it lets fast kernels run on a GPU (see mmpack/ops/attention/); without one sdpa does. Models
 with sliding windows or two-way blocks need it: see layer_rules.py.
 """
 
@@ -239,7 +239,7 @@ def visible_attention(
 
 
 def no_mask(*, attention_mask: Any = None, **kwargs: Any) -> NoMask:
-    """transformers' mask interface: `visible_until` is the whole rule, so a mask beside it is an error."""
+    """transformers' mask interface: `visible_until` is the whole rule, so a mask given with it is an error."""
     if not (attention_mask is None or isinstance(attention_mask, NoMask)):
         raise ModelError(
             "mmpack attention: an attention_mask was passed too. Fix: leave it out; visible_until is the whole rule"

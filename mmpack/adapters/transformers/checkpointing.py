@@ -74,7 +74,7 @@ def checkpoint_layers(
     """Let the last layers of a model with gradient checkpointing run without recomputation, as far as memory goes.
 
     Decoder layers first, then blocks of a tower that trains. Cheap: call it for each batch; every call starts from full
-    checkpointing. Works beside `attach`, PEFT, both kinds of `use_reentrant`, and compiled layers (which compile
+    checkpointing. Works with `attach`, PEFT, both kinds of `use_reentrant`, and compiled layers (which compile
     once for either case). Gradients are those of full checkpointing.
 
     Args:

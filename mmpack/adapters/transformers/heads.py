@@ -309,7 +309,7 @@ def uncapped(whole: Any) -> Iterator[None]:
 
 
 class Asked(NamedTuple):
-    """What is read at a batch's loss tokens, besides their logprobs; see `packed_logprobs`."""
+    """What is read at a batch's loss tokens in addition to their logprobs; see `packed_logprobs`."""
 
     temperature: float = 1.0
     entropy: bool = False

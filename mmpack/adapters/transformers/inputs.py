@@ -99,8 +99,8 @@ def model_inputs(
     Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
     and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
     features, or pixels and grids, with routes `routed_experts`, with RoPE that depends on length `rope_lengths`. Don't
-    add `labels`, which transformers' loss shifts by a row: beside a pack of shared prefixes the forward refuses them,
-    beside another one where a sample's first label is not -100.
+    add `labels`, which transformers' loss shifts by a row: with a pack of shared prefixes the forward refuses them,
+    with another one where a sample's first label is not -100.
     Raises: ModelError for a model that would ignore the rule, or lacks the batch's ids or experts; SchemaError (MM404)
     for missing pixels; ArgumentError for other options, for what is no batch, and for rows changed since.
     """

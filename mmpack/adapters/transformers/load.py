@@ -61,7 +61,7 @@ def _quiet() -> Iterator[None]:
 def loading(option: str, name: str, folder: str) -> Iterator[None]:
     """Any error of this block becomes an ArgumentError of one line, unless it is mmpack's own.
 
-    Args: `option`: of the command, whose value `name` is. `folder`: what it may name beside a hub name.
+    Args: `option`: of the command, whose value `name` is. `folder`: what it may name other than a hub name.
     """
     try:
         yield

@@ -210,7 +210,7 @@ def _repeated(batch: PackedBatch, made: list[Levels], runs: list[int], family: F
     if len(runs) > len(media):
         if len(media) == len(batch.media):
             levels = [(_gathered(torch.cat(level), batch),) for level in levels]
-        else:  # beside media of another modality
+        else:  # with media of another modality
             levels = [tuple(level[media.index(i)] for i in runs) for level in levels]
     if family.pixel_layout == "tiles" and family.tokens_by_size is None:
         whole = torch.cat(levels[0])  # which the forward reads as one tensor

@@ -120,7 +120,7 @@ def prefix_logprobs(
         model: as transformers made it, its text model detached.
         index, kv: of one another: `RowStore(index.num_rows)`. Media come from `index.features`, if it has a store.
         weights: the version's name; default `version_of(model)`, which reads all weights.
-        adapter: a name beside it.
+        adapter: the name of an adapter, in addition to it.
         max_patches: see `model_inputs`.
         kept_ids: over the sample's kept ids, where it has some; see `packed_logprobs`.
 

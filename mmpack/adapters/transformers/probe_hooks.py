@@ -349,7 +349,7 @@ def _version(tensor: torch.Tensor) -> int:
 def _of_rows(parts: list[Any]) -> list[int]:
     """Which parts of an output are rows: the first, and what has as many axes, as a rotary embedding's cos and sin.
 
-    Attention's weights [B, heads, rows, rows] beside its output [B, rows, H] are not: their columns are keys.
+    Attention's weights [B, heads, rows, rows], returned with its output [B, rows, H], are not: their columns are keys.
     """
     found = [i for i, v in enumerate(parts) if _is_float(v)]
     return [i for i in found if parts[i].ndim == parts[found[0]].ndim]

@@ -39,7 +39,7 @@ def engine_side(engine: VllmEngine, name: str = "vllm") -> Side:
     """A side of `mp.probe.run` that scores samples with a vLLM engine in this process, one after the other.
 
     Prefix cache and encoder cache are emptied before each sample, so that every row is computed. Logprobs are the
-    engine's own raw ones, over all ids: beside it, `probe_side(…, kept_ids=False)` has the same.
+    engine's own raw ones, over all ids: compare them with those of `probe_side(…, kept_ids=False)`.
     Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
     Raises: ArgumentError for what is no VllmEngine; ModelError where the engine cuts a prompt into chunks.
     """
@@ -174,7 +174,7 @@ class _Scored:
                 return None
             if NORM.search(name):
                 if len(args) > 1 or kwargs.get("residual") is not None:
-                    return None  # the sum is returned beside the output
+                    return None  # the sum is returned with the output
                 given = args[0]
                 self._stream(name, given)
             elif READ.search(name):

@@ -1,4 +1,4 @@
-"""Advantages of single scores: of turns, regions and spans beside their like in the group."""
+"""Advantages of single scores: of turns, regions and spans compared with their like in the group."""
 
 from __future__ import annotations
 

@@ -122,8 +122,8 @@ def policy_loss(
     where one is given, cut or masked as they are, else of `ratio` before the clip: 1 where all weigh the same.
 
     Raises ArgumentError for shapes that don't fit, unknown names, numbers out of their range, totals below this
-    batch's own, inputs that a coefficient needs, options of a term that is not there, and NaN in the columns beside the
-    logprobs. Tensors on a GPU are not read.
+    batch's own, inputs that a coefficient needs, options of a term that is not there, and NaN in the columns given
+    with the logprobs. Tensors on a GPU are not read.
 
     Example: two samples of two loss tokens and one.
         >>> import torch

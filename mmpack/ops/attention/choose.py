@@ -74,7 +74,7 @@ INSTALLED = {
 
 @dataclass(frozen=True)
 class Chooser:
-    """The backends of one kind of attention beside sdpa, and the variable that may name one."""
+    """The backends of one kind of attention other than sdpa, and the variable that may name one."""
 
     what: str  # is chosen for, in errors and reports
     variable: str  # of the environment
@@ -137,7 +137,7 @@ class Chooser:
         return name
 
     def settings(self, head_dim: int, dropout: float) -> tuple[str, int, bool, bool]:
-        """What `choices` depends on besides plan and device. torch.compile reads the variable when it traces."""
+        """What `choices` depends on in addition to plan and device. torch.compile reads the variable when it traces."""
         deterministic = torch.are_deterministic_algorithms_enabled()
         return self._asked(), head_dim, dropout > 0, deterministic
 

@@ -37,7 +37,7 @@ class SequencePlan(Moving):
     )
     chosen_under: tuple[Any, ...] | None = None  # the settings that `choice` holds for
     block_mask: Any = None  # FlexAttention's, if that was chosen
-    # What costs of packed rows count besides: see `Backend`.
+    # What costs of packed rows count in addition: see `Backend`.
     gathered: ClassVar[int] = 0
     full_blocks: ClassVar[int] = 0
     mixed_blocks: ClassVar[int] = 0

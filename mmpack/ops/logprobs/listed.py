@@ -1,4 +1,4 @@
-"""Logprobs of whole lists of ids beside the sampled one, all from one pass over the vocabulary.
+"""Logprobs of whole lists of ids and of the sampled one, all from one pass over the vocabulary.
 
 An entry is one id that a loss token is scored on: its target first, then those of its lists. K entries of N loss
 tokens go through the op of selected logprobs, or that of linear ones, as K targets of N rows. Of linear logprobs the

@@ -1,4 +1,4 @@
-"""Pictures as lines of patches: [n, longest, patch_dim] beside the places [n, longest, 2] (x, y; -1 where none is).
+"""Pictures as lines of patches: [n, longest, patch_dim] with the places [n, longest, 2] (x, y; -1 where none is).
 
 A tower of `pixel_layout` "padded" reads them. A medium's patches lie row by row without padding. Values of such a patch
 are height, width, channels, as transformers' processor has them; those of other families channels, height, width.

@@ -16,7 +16,7 @@ from mmpack.video.patches import CHANNELS, PatchPlan, merge_of
 
 @dataclass(frozen=True, eq=False)
 class PatchTables:
-    """A PatchPlan for the ops: where values lie, as the ops take it, and what the host has to know besides."""
+    """A PatchPlan for the ops: where values lie, as the ops take it, and what else the host has to know."""
 
     layout: PatchLayout
     shapes: tuple[tuple[int, int, int, int], ...]  # of each clip, frame-major

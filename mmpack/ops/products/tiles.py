@@ -1,6 +1,6 @@
 """Shapes of the product's tiles. The order in which K is summed is the same for all of one device.
 
-A tile of another size has other rows and columns beside an element, and takes the same steps of K: so the number of
+A tile of another size has other rows and columns around an element, and takes the same steps of K: so the number of
 rows may choose among them, and does not change a bit. That is tested on a GPU.
 """
 

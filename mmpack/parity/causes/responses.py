@@ -90,7 +90,7 @@ def _other_ids(pair: Pair, decode: Decode, left: TextCut, right: TextCut, text: 
 
 
 def _rest(pair: Pair, cuts: TextCuts, decode: Decode | None, has_stop: bool) -> Hit:
-    """Return the hit of what differs besides the stop token."""
+    """Return the hit of what differs other than the stop token."""
     left, right = cuts
     if has_stop and decode and same_text(pair, _without_special(pair, decode), left, right):
         evidence = "other ids, same text except for the stop token: decoded and compared"

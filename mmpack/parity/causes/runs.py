@@ -152,7 +152,7 @@ _RUN_CODES = ("MM101", "MM103", "MM104", "MM105")
 _KEY_CODES = ("MM101", "MM108")  # a medium under another's key has the other's grid
 # spans, turns and media that were cut off with the ids
 _CUT_CODES = (*_RUN_CODES, "MM106", "MM107", "MM110", "MM205", "MM304")
-_FOLLOW = {  # what a cause breaks besides
+_FOLLOW = {  # what else a cause breaks
     "model_family": (*_RUN_CODES, "MM102", "MM108"),
     "cache_key": _KEY_CODES,
     "double_expansion": _RUN_CODES,

@@ -64,7 +64,7 @@ def _answered(side: Side, later: list[Turn]) -> bool:
 def turns_in_order(pair: Pair) -> tuple[list[Hit], Pair] | None:
     """Hits where both sides have the same turns in another order, and the pair with train's in the rollout's order.
 
-    Turns count by their text up to their last special id. What differs besides is found in that pair, also where it is
+    Turns count by their text up to their last special id. What else differs is found in that pair, also where it is
     in the text of turns, if at least as many are equal.
     """
     parts = [_parts(side) for side in pair.sides]

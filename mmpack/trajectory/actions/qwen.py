@@ -105,7 +105,7 @@ def json_text(value: Any) -> str:
 # ---- the tools -----------------------------------------------------------------------------------
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-CALL = "call"  # in `metadata`: what stands in the call beside its name and arguments
+CALL = "call"  # in `metadata`: what stands in the call other than its name and arguments
 
 
 @dataclass(frozen=True)

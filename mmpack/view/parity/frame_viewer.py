@@ -1,4 +1,4 @@
-"""The first differing frames of two videos beside each other, decoded below the caller's root or from frames at hand.
+"""The first differing frames of two videos side by side, decoded below the caller's root or from frames at hand.
 
 Frames are uint8 [n, h, w, 3]. What can't be drawn is named, and a report decodes only a few.
 """

@@ -233,7 +233,7 @@ def _around(side: Side, at: int, decode: Decode | None) -> draw.Line:
 
 
 def _media(pair: Pair, find: Find) -> list[draw.Part]:
-    """The media of both sides, those of one index beside each other."""
+    """The media of both sides, those of one index side by side."""
     most = max(len(side.sample.media) for side in pair.sides)
     shown = [
         _figure(side, side.sample.media[i], i, find)

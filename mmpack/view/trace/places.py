@@ -43,7 +43,7 @@ class Mark:
     media_index: int
     shape: str  # "box", "point", "click", "path"
     points: tuple[Point, ...]  # a box: its upper left and lower right corner
-    letter: str  # drawn beside it: "r0" a region, "t0" a target, "1" an action
+    letter: str  # drawn next to it: "r0" a region, "t0" a target, "1" an action
     text: str
     role: str  # "region", "target", "action"
     token: int | None = None  # the first that it comes from

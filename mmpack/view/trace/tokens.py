@@ -1,7 +1,7 @@
 """The tokens of a sample as rows of HTML: what they are, their text, and the scores that end at them.
 
 A piece is one element. How long its tokens are, their ids and their logprobs are packed into its attributes, so that a
-token costs some four bytes beside its text; the page's script makes elements of tokens when a row is entered.
+token costs some four bytes more than its text; the page's script makes elements of tokens when a row is entered.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def in_step(
     Args:
         model: see `model_inputs`; an idle pack is of its family, and on its device.
         packs: what `mp.pack` made, in the order in which they are run. Each one's `tower_runs` is set.
-        loss_columns: names of columns that idle packs have, [0] float32, beside those of the first pack here.
+        loss_columns: names of columns that idle packs have, [0] float32, in addition to those of the first pack here.
         group: a process group; None: all ranks.
 
     Raises: ArgumentError for what is no pack, or without torch.distributed; ModelError for packs of another family.

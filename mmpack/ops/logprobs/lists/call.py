@@ -16,7 +16,7 @@ from mmpack.ops.segments import entry_segments
 
 
 class Lists(NamedTuple):
-    """What the statistics of all lists read besides the entries' logits."""
+    """What the statistics of all lists read in addition to the entries' logits."""
 
     starts: Tensor  # [N + 1] int64, `Support.offsets`
     ids: Tensor  # [M] int64, rising strictly within a token's list
