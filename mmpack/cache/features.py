@@ -38,7 +38,8 @@ class FeatureStore:
     """Cache of features: at most `max_bytes` on the device and `host_bytes` in the host's memory.
 
     What was used least recently leaves the device first: to the host (page-locked memory if there is an accelerator),
-    where there is room, and comes back without waiting. Features that a pass under way reads don't count towards the budget.
+    where there is room, and comes back without waiting. Features that a pass under way reads don't count towards the
+    budget.
 
     A store is of one tower: weights, and nothing else, decide. Before each pass the weights' values are looked at;
     if they changed, by whatever means, it raises until `clear()`. Another model with an equal tower, a frozen

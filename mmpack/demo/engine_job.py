@@ -1,8 +1,8 @@
 """`mmpack smoke --engine vllm`: the step with a real engine as the rollout and transformers, packed, as the trainer.
 
 In addition to the step's own checks: drift of the engine's raw logprobs, new weights in the running engine, one row for
-each way to run it (prefix cache, media cache, chunked prefill, one or many in a batch), and the ratio over the ids that an
-engine of processed logprobs kept. A video is among the prompts.
+each way to run it (prefix cache, media cache, chunked prefill, one or many in a batch), and the ratio over the ids that
+an engine of processed logprobs kept. A video is among the prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen3-VL: a video is timestamps in text, each before one temporal patch; deepstack features besides embeddings.
+"""Qwen3-VL: a video is timestamps in text, each before one temporal patch; deepstack features next to embeddings.
 
 Each temporal patch is a grid of t = 1 to the position rule, so rules `grid` and `max` are one.
 """
