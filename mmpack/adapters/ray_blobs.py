@@ -219,7 +219,7 @@ class RayBlobs(Mapping[str, Any]):
         """Keep pixels [patches, patch_dim] (array or tensor) under a cache key, and hold it. False: it was there.
 
         Raises: BlobError (MM503) where they don't fit into the budget with what is held; BlobError (MM404) where
-        the store has ended; ArgumentError for no cache key, and for pixels of another type or shape than those under it.
+        the store has ended; ArgumentError for no cache key, and for pixels of another type or shape than those there.
         """
         check_key(key, "RayBlobs")
         dtype, shape, body = parts_of(key, pixels)
