@@ -123,20 +123,28 @@ def _about(info: VideoInfo) -> str:
 def _for_people(
     info: VideoInfo, labels: Sequence[str], plans: Sequence[FramePlan], differing: list[str]
 ) -> list[str | Table]:
-    from mmpack.video.compare_plans import differing_rows
+    from mmpack.video.compare_plans import differ, differing_rows
 
     rows = differing_rows(plans)
     marked = len(plans) > 1
+
+    def line(name: Any, cells: Sequence[str], unlike: bool) -> tuple[Any, ...]:
+        return (name, *cells, *["≠" * unlike] * marked)
+
     shown = [
-        (k, *(_cell(plan, k, info.variable) for plan in plans), *(["≠" * differ] if marked else []))
-        for k, differ in enumerate(rows[:SHOWN])
+        line(k, [_cell(plan, k, info.variable) for plan in plans], unlike)
+        for k, unlike in enumerate(rows[:SHOWN])
+    ]
+    facts = [
+        line(name, [_fact(plan, field, show) for plan in plans], differ(plans, field))
+        for name, (field, show) in FACTS.items()
     ]
     out: list[str | Table] = [
         _about(info),
         "",
-        table(("", *labels, *([""] if marked else [])), _facts(plans, marked)),
+        table(line("", labels, False), facts),
         "",
-        table(("frame", *labels, *([""] if marked else [])), shown),
+        table(line("frame", labels, False), shown),
     ]
     if len(rows) > SHOWN:
         out.append(f"and {len(rows) - SHOWN} rows more (--json has all)")
@@ -150,33 +158,10 @@ def _for_people(
     return out
 
 
-def _facts(plans: Sequence[FramePlan], marked: bool) -> list[tuple[str, ...]]:
-    from mmpack.video.compare_plans import differ
-
-    facts: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "frames": ("num_frames", str),
-        "reader": ("reader", str),
-        "fps": ("fps", "{:.6g}".format),
-        "resized to": ("resizes", lambda sizes: ", then ".join(map(_times, sizes)) or "-"),
-        "grid": ("grid_thw", _times),
-        "tokens": ("num_tokens", "{:,}".format),
-        "second_per_grid_ts": ("second_per_grid_ts", "{:.6g}".format),
-        "timestamps in text": ("patch_timestamps", _seconds),
-    }
-
-    def shown(plan: FramePlan, field: str, show: Callable[[Any], str]) -> str:
-        value = getattr(plan, field)
-        assumed = " (assumed)" if field == "fps" and plan.fps_assumed else ""
-        return "-" if value is None else show(value) + assumed
-
-    return [
-        (
-            name,
-            *(shown(plan, field, show) for plan in plans),
-            *(["≠" if differ(plans, field) else ""] if marked else []),
-        )
-        for name, (field, show) in facts.items()
-    ]
+def _fact(plan: FramePlan, field: str, show: Callable[[Any], str]) -> str:
+    value = getattr(plan, field)
+    assumed = " (assumed)" if field == "fps" and plan.fps_assumed else ""
+    return "-" if value is None else show(value) + assumed
 
 
 def _cell(plan: FramePlan, k: int, variable: bool) -> str:
@@ -196,6 +181,18 @@ def _times(numbers: Sequence[int]) -> str:
 def _seconds(seconds: Sequence[float]) -> str:
     few = " ".join(f"{s:.1f}" for s in seconds[:3])
     return few if len(seconds) <= 4 else f"{few} … {seconds[-1]:.1f}"
+
+
+FACTS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of a plan: its field, and how it is shown
+    "frames": ("num_frames", str),
+    "reader": ("reader", str),
+    "fps": ("fps", "{:.6g}".format),
+    "resized to": ("resizes", lambda sizes: ", then ".join(map(_times, sizes)) or "-"),
+    "grid": ("grid_thw", _times),
+    "tokens": ("num_tokens", "{:,}".format),
+    "second_per_grid_ts": ("second_per_grid_ts", "{:.6g}".format),
+    "timestamps in text": ("patch_timestamps", _seconds),
+}
 
 
 def _write_sheet(

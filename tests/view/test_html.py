@@ -176,7 +176,7 @@ def scored(sample, logprobs):
     return other(sample, rollout_logprobs=np.asarray(logprobs, np.float32), sampling=sampling)
 
 
-def test_drift_of_logprobs_by_token_and_modality():
+def test_drift_of_logprobs_by_token():
     left, right = episode(), episode()
     n = left.num_loss_tokens
     base = np.full(n, -1.0)
@@ -189,9 +189,6 @@ def test_drift_of_logprobs_by_token_and_modality():
     assert [a["class"] for a in bars] == ["mm-up"] * 2 + ["mm-down"] + ["mm-up"] * (n - 3)
     heights = np.array([float(a["height"]) for a in bars])
     np.testing.assert_allclose(heights / heights.max(), np.abs(moved - base) / 0.5, atol=0.01)
-    row = page.text[page.text.index("max |Δ|") + 1 :][:4]
-    assert row[:2] == ["image", str(n)] and row[3] == "0.5"
-    assert float(row[2]) == pytest.approx(np.abs(moved - base).mean(), rel=1e-2)
     handed = compare([scored(left, base)], [right])
     assert "mm-drift" not in "".join(str(t) for t in Page(handed.to_html()).tags)
     html = handed.to_html(train_logprobs={"s0": moved})

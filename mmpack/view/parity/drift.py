@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmpack.parity.causes.pair import Pair, Side
+from mmpack.parity.causes.pair import Pair
 from mmpack.parity.drift_axes import COLUMNS
 from mmpack.parity.drift_traces import CARRIED, unlike_logprobs
 from mmpack.view.parts import WIDE, Box, Drawing, Heading, Line, Part, Shape, Stroke, Table
@@ -81,15 +81,8 @@ HEIGHT = 90  # of the drawing, in its own units
 BARS = 500
 
 
-class Drift:
-    """The loss tokens of one sample: `values` float64 [n], `after` [n] (text, image or video)."""
-
-    def __init__(self, values: np.ndarray, after: list[str]):
-        self.values, self.after = values, after
-
-
-def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | None:
-    """The drift of a pair; a text that says why there is none; None where no logprobs were recorded.
+def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> np.ndarray | str | None:
+    """The drift of a pair's loss tokens, float64 [n]; a text that says why there is none; None without logprobs.
 
     `train_logprobs` [n]: the trainer's, where its trace doesn't hold them.
     """
@@ -102,18 +95,17 @@ def drift_of(pair: Pair, train_logprobs: np.ndarray | None) -> Drift | str | Non
         return f"{why}: not compared"
     if train_logprobs is None and np.array_equal(mine, other):
         return f"{CARRIED}: not compared"
-    values = np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
-    return Drift(values, _after(pair.left, left.loss_indices))
+    return np.asarray(other, dtype=np.float64) - np.asarray(mine, dtype=np.float64)
 
 
-def by_token(drift: Drift) -> list[Part]:
+def by_token(drift: np.ndarray) -> list[Part]:
     """One bar per loss token; of more than BARS, the largest of each bin."""
-    tokens = np.flatnonzero(np.isfinite(drift.values))
+    tokens = np.flatnonzero(np.isfinite(drift))
     if not len(tokens):
         return [Line("no finite logprob", soft=True)]
     bins = np.array_split(tokens, min(len(tokens), BARS))
-    largest = [int(b[np.argmax(np.abs(drift.values[b]))]) for b in bins]
-    bars = drift.values[largest]
+    largest = [int(b[np.argmax(np.abs(drift[b]))]) for b in bins]
+    bars = drift[largest]
     top = float(np.abs(bars).max()) or 1.0
     step, middle = WIDE / len(bars), HEIGHT / 2
     shapes: list[Shape] = []
@@ -126,25 +118,5 @@ def by_token(drift: Drift) -> list[Part]:
     drawing = Drawing(
         shapes, HEIGHT, "train minus rollout logprob, by loss token", style="mm-drift"
     )
-    note = f"train − rollout logprob, {len(drift.values)} loss tokens; full height {top:.3g}"
+    note = f"train − rollout logprob, {len(drift)} loss tokens; full height {top:.3g}"
     return [drawing, Line(note, soft=True)]
-
-
-def by_modality(drifts: list[Drift]) -> Table:
-    """Mean and largest absolute drift of the tokens after text only, after an image, a video, an audio."""
-    rows = []
-    for name in ("text", "image", "video", "audio"):
-        parts = [d.values[[a == name for a in d.after]] for d in drifts]
-        values = np.concatenate(parts) if parts else np.zeros(0)
-        values = np.abs(values[np.isfinite(values)])
-        if len(values):
-            rows.append((name, len(values), f"{values.mean():.3g}", f"{values.max():.3g}"))
-    return Table(("after", "loss tokens", "mean |Δ|", "max |Δ|"), rows)
-
-
-def _after(side: Side, tokens: np.ndarray) -> list[str]:
-    """The modality of the last medium before each token, `text` if there was none."""
-    spans = side.sample.modality_spans
-    stops = np.array([span.stop for span in spans], dtype=np.int64)
-    last = np.searchsorted(stops, tokens, side="right") - 1
-    return [spans[k].modality if k >= 0 else "text" for k in last.tolist()]

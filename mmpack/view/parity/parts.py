@@ -20,7 +20,7 @@ from mmpack.view import parts as draw
 from mmpack.view.bars import histogram
 from mmpack.view.forest import pieces
 from mmpack.view.media import Find, finder, thumbnail
-from mmpack.view.parity.drift import Drift, by_modality, by_token, drift_of, drift_parts
+from mmpack.view.parity.drift import by_token, drift_of, drift_parts
 from mmpack.view.parity.frame_viewer import FrameViewer
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def report_parts(
     drawn: list[draw.Part] = [draw.Heading("Samples"), draw.Key(key), *cards] if cards else []
     return [
         *_head(report, note),
-        *_logprobs([d for d in drifts.values() if isinstance(d, Drift)]),
+        *_logprobs([d for d in drifts.values() if isinstance(d, np.ndarray)]),
         *_told_apart(report, drift, samples, train_logprobs),
         *drawn,
         *_rest(report, [f for f in report.findings if f.sample_id not in pairs]),
@@ -115,25 +115,17 @@ def _told_apart(
     return [] if drift is None else drift_parts(drift, note)
 
 
-def _logprobs(drifts: list[Drift]) -> list[draw.Part]:
-    """By what a token comes after; histograms of train − rollout, and of the ratios that they are logs of."""
+def _logprobs(drifts: list[np.ndarray]) -> list[draw.Part]:
+    """Histograms of train − rollout, and of the ratios that they are logs of."""
     if not drifts:
         return []
-    values = np.concatenate([d.values for d in drifts])
+    values = np.concatenate(drifts)
     with np.errstate(over="ignore"):
         ratios = np.exp(values)
-    histograms = [
-        histogram(values, "train − rollout logprob"),
-        histogram(ratios, "ratio exp(train − rollout)"),
-    ]
+    named = {"train − rollout logprob": values, "ratio exp(train − rollout)": ratios}
+    histograms = [histogram(found, name) for name, found in named.items()]
     count = f"of the {len(drifts)} samples drawn below that have logprobs of the same tokens"
-    title = "Logprobs, by what a token comes after"
-    return [
-        draw.Heading(title),
-        by_modality(drifts),
-        draw.Grid(histograms),
-        draw.Line(count, soft=True),
-    ]
+    return [draw.Heading("Logprobs"), draw.Grid(histograms), draw.Line(count, soft=True)]
 
 
 # ---- one sample ----------------------------------------------------------------------------------
@@ -143,7 +135,7 @@ def _card(
     name: str,
     pair: Pair,
     findings: list[Finding],
-    drift: Drift | str | None,
+    drift: np.ndarray | str | None,
     find: Find,
     viewer: FrameViewer,
     decode: Decode | None,
@@ -161,7 +153,7 @@ def _card(
     if len(findings) > LINES:
         more = counted(len(findings) - LINES, "more finding")
         yield draw.Line(f"and {more} of this sample", soft=True)
-    if isinstance(drift, Drift):
+    if isinstance(drift, np.ndarray):
         yield from by_token(drift)
     elif drift:
         yield draw.Line(drift, soft=True)

@@ -235,12 +235,6 @@ class DrawnAction:
         return " ".join(part for part in (self.name, where, self.text) if part)
 
 
-def drawn_action(action: Any) -> DrawnAction:
-    """Whatever can be read; never raises for JSON."""
-    known = _known(action)
-    return _spelt(_arguments(action)) if known is None else _typed(known)
-
-
 # ---- actions that mmpack knows -------------------------------------------------------------------
 
 
@@ -261,27 +255,13 @@ def _known(action: Any) -> schema.Action | None:
     return None if isinstance(found, schema.ToolCall) else found
 
 
-def _typed(action: schema.Action) -> DrawnAction:
-    fields = action.to_dict()
-    points = tuple((point[0], point[1]) for point in action.points().values())
-    usual = {"button": "left"}
-    words = [_text(fields[k]) for k in TEXTS if k in fields and fields[k] != usual.get(k)]
-    direction = None
-    if isinstance(action, schema.Scroll):
-        dx, dy = action.dx or 0.0, action.dy or 0.0
-        direction = _signs(dx, dy) if dx or dy else None
-    return DrawnAction(action.kind, points, ", ".join(words), direction)
-
-
-def _signs(dx: float, dy: float) -> tuple[int, int]:
-    """Along the longer way."""
-    return (0, 1 if dy > 0 else -1) if abs(dy) >= abs(dx) else (1 if dx > 0 else -1, 0)
-
-
 # ---- actions in any spelling ---------------------------------------------------------------------
 
 
-def _spelt(fields: dict[str, Any]) -> DrawnAction:
+def drawn_action(action: Any) -> DrawnAction:
+    """Whatever can be read; never raises for JSON."""
+    known = _known(action)
+    fields = _arguments(action) if known is None else known.to_dict()
     name = next(
         (v for k in NAMES if isinstance(v := fields.get(k), str) and v not in CALLS), "action"
     )
@@ -290,11 +270,22 @@ def _spelt(fields: dict[str, Any]) -> DrawnAction:
     tried = map(_point, path) if isinstance(path, list) else (first, second)
     points = tuple(point for point in tried if point is not None)
     words = [_text(fields[k]) for k in TEXTS if fields.get(k) not in (None, "", [])]
-    word = fields.get("direction")
+    if known is not None and fields.get("button") == "left":
+        words.remove("left")
     direction = None
-    if ("scroll" in name or name == "swipe") and isinstance(word, str):
-        direction = DIRECTIONS.get(word)
+    if isinstance(known, schema.Scroll):
+        direction = _along(known.dx or 0.0, known.dy or 0.0)
+    elif "scroll" in name or name == "swipe":
+        word = fields.get("direction")
+        direction = DIRECTIONS.get(word) if isinstance(word, str) else None
     return DrawnAction(name, points, ", ".join(words), direction)
+
+
+def _along(dx: float, dy: float) -> tuple[int, int] | None:
+    """The longer way."""
+    if not (dx or dy):
+        return None
+    return (0, 1 if dy > 0 else -1) if abs(dy) >= abs(dx) else (1 if dx > 0 else -1, 0)
 
 
 def _arguments(action: Any) -> dict[str, Any]:
