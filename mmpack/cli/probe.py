@@ -90,7 +90,7 @@ def command(
     if png is not None:
         report.to_png(png)
     rows = [
-        (row.module, row.side, row.tokens, row.max_error, row.all.worst)
+        (row.module, row.side, row.all.rows, row.all.max_error, row.all.worst)
         for row in report.modules[report.first.index_of_module :][:SHOWN]
     ] if report.first else []  # fmt: skip
     lines: list[Any] = report.lines(0)

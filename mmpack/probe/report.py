@@ -61,7 +61,7 @@ class Kind:
     worst: float  # largest error / bound
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return _plain(vars(self))
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,8 @@ class ModuleRow:
     space: str  # `text`, or a tower's rows per patch
     all: Kind
     kinds: dict[str, Kind]  # by modality
-    growth: tuple[float, float] | None = (
-        None  # of the rows' norms on average, from a to b; and what is allowed
-    )
-
+    # of the rows' norms on average, from a to b; and what is allowed
+    growth: tuple[float, float] | None = None
     broken: int = 0  # rows that are not finite on both sides: not compared
     alone: int = 0  # rows that one side alone recorded: not compared
 
@@ -90,23 +88,7 @@ class ModuleRow:
     def parts(self) -> bool:
         """Whether a row is beyond its bound, or the mean growth of all rows beyond its own."""
         grown = self.growth is not None and abs(self.growth[0]) > self.growth[1]
-        return self.parted > 0 or grown
-
-    @property
-    def tokens(self) -> int:
-        return self.all.rows
-
-    @property
-    def max_error(self) -> float:
-        return self.all.max_error
-
-    @property
-    def bound(self) -> float:
-        return self.all.bound
-
-    @property
-    def parted(self) -> int:
-        return self.all.parted
+        return self.all.parted > 0 or grown
 
     @property
     def name(self) -> str:
@@ -115,9 +97,8 @@ class ModuleRow:
     def to_dict(self) -> dict[str, Any]:
         out = {"module": self.module, "side": self.side, "index": self.index, "space": self.space}
         kinds = {name: kind.to_dict() for name, kind in self.kinds.items()}
-        grown = None if self.growth is None else [_plain(v) for v in self.growth]
-        missed = {"broken": self.broken, "one_sided": self.alone}
-        return out | self.all.to_dict() | missed | {"growth": grown, "by_modality": kinds}
+        missed = {"broken": self.broken, "one_sided": self.alone, "growth": _plain(self.growth)}
+        return out | self.all.to_dict() | missed | {"by_modality": kinds}
 
 
 @dataclass(frozen=True)
@@ -144,10 +125,7 @@ class First:
         return f"{self.module}<{self.side}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            name: [_plain(v) for v in value] if isinstance(value, tuple) else _plain(value)
-            for name, value in vars(self).items()
-        }
+        return _plain(vars(self))
 
     def __str__(self) -> str:
         where = f"sample {self.sample!r}, token {self.token} ({self.modality})"
@@ -213,8 +191,8 @@ class ProbeReport(Drawn):
                 parts = ", ".join(
                     f"{name} {k.parted}/{k.rows}" for name, k in row.kinds.items() if k.parted
                 )
-                if row.parted:
-                    size = f"error up to {row.max_error:.1e}, {row.all.worst:.1f} of its bound"
+                if row.all.parted:
+                    size = f"error up to {row.all.max_error:.1e}, {row.all.worst:.1f} of its bound"
                     out.append(f"  {row.name}: {size}; parted: {parts}")
         for name, names in zip((self.a, self.b), self.only, strict=True):
             if names:
@@ -257,4 +235,9 @@ class ProbeReport(Drawn):
 
 
 def _plain(value: Any) -> Any:
+    """As JSON, which has no NaN and no infinities: they become null."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return list(map(_plain, value))
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -133,7 +133,7 @@ def scale_of(reports: Sequence[ProbeReport]) -> Scale:
             else:
                 stages.insert(at, row.name)
                 at += 1
-            values += [v for v in (row.max_error, row.bound) if v > 0 and math.isfinite(v)]
+            values += [v for v in (row.all.max_error, row.all.bound) if v > 0 and math.isfinite(v)]
     low = max(math.floor(math.log10(min(values))), math.floor(math.log10(LEAST)))
     high = max(math.ceil(math.log10(max(values))), low + 1)
     return Scale(stages, low, high)
@@ -197,11 +197,13 @@ def chart_parts(reports: Sequence[ProbeReport], labels: Sequence[str]) -> list[d
         # from left to right, whatever order its modules ran in
         rows = sorted(report.modules, key=lambda row: scale.x(row.name))
         for dashed in (True, False):
-            points = [(scale.x(r.name), scale.y(r.bound if dashed else r.max_error)) for r in rows]
+            points = [
+                (scale.x(r.name), scale.y(r.all.bound if dashed else r.all.max_error)) for r in rows
+            ]
             shapes.append(draw.Curve(points, style, dashed))
         if report.first is not None:
             row = report.modules[report.first.index_of_module]
-            shapes.append(draw.Ring(scale.x(row.name), scale.y(row.max_error), style))
+            shapes.append(draw.Ring(scale.x(row.name), scale.y(row.all.max_error), style))
     about = "largest error of each module, in order of execution, on a logarithmic scale"
     note = "dashed: what is allowed; ring: where it parts first; v0: first block of the tower, 0: first text layer"
     key = draw.Key([(f"mm-line{k % CURVES}", label) for k, label in enumerate(labels)], curves=True)

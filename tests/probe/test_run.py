@@ -19,7 +19,7 @@ def test_equal_sides_are_alike():
     report = mp.probe.run(layers(calls=calls), layers(), samples())
     assert report.ok and report.first is None
     assert [m.module for m in report.modules] == ["embed", *(f"layers.{k}" for k in range(4))]
-    assert all(m.max_error == 0 for m in report.modules)
+    assert all(m.all.max_error == 0 for m in report.modules)
     assert calls == [False, True]  # values, then rounding
     assert report.summary().startswith("ALIKE")
 
@@ -107,7 +107,7 @@ def test_tokens_are_chosen():
     ]
     assert places_of(samples(), {"b": [2]}).tokens.tolist() == [[1, 2]]
     report = mp.probe.run(layers(), layers(scaled(1)), samples(), tokens=[-1])
-    assert (report.first.token, report.modules[0].tokens) == (len(samples()[0]) - 1, 2)
+    assert (report.first.token, report.modules[0].all.rows) == (len(samples()[0]) - 1, 2)
 
 
 @pytest.mark.parametrize("tokens", ["every", 3, [1.5], [99], {"b": [99]}, [None], []])
