@@ -200,8 +200,6 @@ def test_ids_are_escaped_for_people(tmp_path):
     result = call_mmpack("inspect", path, "--sample", SECRET)
     assert result.returncode == 0 and "\x1b" not in result.stdout
     assert result.stdout.count("\\x1b[31m[red]s\\n") == 2
-    missing = call_mmpack("inspect", path, "--sample", "\udcff\n")
-    assert missing.returncode == 2 and missing.stderr.count("\n") == 1
 
 
 def test_plan(trace):
@@ -258,8 +256,6 @@ def test_plan_shares_where_it_pays(tmp_path):
     options = ("--max-tokens", 660, "--auto-share")
     found = document(call_mmpack("plan", path, *options, "--json"))
     assert [(b["share"], b["rows"]) for b in found["bins"]] == [(True, 660), (False, 604)]
-    both = call_mmpack("plan", path, *options, "--share-prefix")
-    assert both.returncode == 2 and "pass one" in both.stderr
 
 
 CONFIG = {
@@ -303,8 +299,6 @@ def test_schema(tmp_path, options):
     stale.write_text(result.stdout + "\n")
     result = call_mmpack("schema", *options, "--check", stale)
     assert (result.returncode, result.stdout) == (1, "") and "stale" in result.stderr
-    both = call_mmpack("schema", "--action", "--rules")
-    assert both.returncode == 2 and "two different pages" in both.stderr
 
 
 def test_doctor_says_which_op_runs_on_what(monkeypatch):

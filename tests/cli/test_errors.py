@@ -8,21 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.process import call_mmpack, run_python
+from support.marked_clips import clip
+from support.process import call_mmpack, fails, refused, run_python
 from support.samples import full_sample
 
 import mmpack as mp
 
 MAIN = "import sys; from mmpack.cli.main import main; sys.exit(main())"
-
-
-def fails(result, *parts, code=2):
-    assert result.returncode == code, result
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1 and result.stderr.startswith("mmpack: "), result.stderr
-    for part in (*parts, "Fix: "):
-        assert part in result.stderr
-    return result
 
 
 @pytest.fixture
@@ -71,28 +63,69 @@ def test_missing_files(tmp_path):
     fails(call_mmpack("schema", "--check", gone), "--check")
 
 
-@pytest.mark.parametrize(
-    ("args", "part"),
-    [
-        ([], "Missing command"),
-        (["nonsense"], "'nonsense'"),
-        (["plan", "good.jsonl"], "--max-tokens"),
-        (["plan", "good.jsonl", "--max-tokens", "0"], "--max-tokens"),
-        (["plan", "good.jsonl", "--max-tokens", "5"], "MM405"),
-        (["plan", "good.jsonl", "--memory", "40GB"], "--model"),
-        (["plan", "good.jsonl", "--model", "gone.json", "--memory", "40GB"], "gone.json"),
-        (["plan", "good.jsonl", "--model", "good.jsonl", "--memory", "40GB"], "not JSON"),
-        (["plan", "good.jsonl", "--model", ".", "--memory", "lots"], "'lots'"),
-        (["parity", "good.jsonl", "good.jsonl", "--require", "colour"], "'colour'"),
-        (["inspect", "good.jsonl", "--sample", "s9"], "'s9'"),
-        (["validate", "good.jsonl", "--out", "nowhere/out.json"], "--out"),
-        (["parity", "good.jsonl", "good.jsonl", "--html", "."], "--html"),
-        (["smoke", "--temperature", "nan"], "--temperature"),
-    ],
-)
-def test_bad_usage(tmp_path, monkeypatch, lines, args, part):
+TINY = "tiny:qwen2_5_vl"
+PLAN, FRAMES = "plan good.jsonl", "frames video.mp4 --policy"
+WRONG = [
+    ("", "Missing command"),
+    ("nonsense", "'nonsense'"),
+    (PLAN, "--max-tokens"),
+    (f"{PLAN} --max-tokens 0", "--max-tokens"),
+    (f"{PLAN} --max-tokens 5", "MM405"),
+    (f"{PLAN} --memory 40GB", "--model"),
+    (f"{PLAN} --model gone.json --memory 40GB", "gone.json"),
+    (f"{PLAN} --model good.jsonl --memory 40GB", "not JSON"),
+    (f"{PLAN} --model . --memory lots", "'lots'"),
+    (f"{PLAN} --max-tokens 99 --auto-share --share-prefix", "pass one"),
+    ("parity good.jsonl good.jsonl --require colour", "'colour'"),
+    ("parity good.jsonl good.jsonl --html .", "--html"),
+    ("parity good.jsonl good.jsonl --json --format sarif", "pass one"),
+    ("parity good.jsonl good.jsonl --format xml", "'xml'"),
+    ("inspect good.jsonl --sample s9", "'s9'"),
+    ("inspect good.jsonl --sample \udcff", "s1"),
+    ("validate good.jsonl --out nowhere/out.json", "--out"),
+    ("convert good.jsonl new.txt", "new.txt"),
+    ("convert good.jsonl no/new.jsonl", "the folder of"),
+    ("smoke --temperature nan", "--temperature"),
+    ("schema --action --rules", "two different pages"),
+    ("frames video.mp4", "--policy"),
+    ("frames good.jsonl --policy vllm", "good.jsonl"),
+    ("frames gone.mp4 --policy vllm", "gone.mp4"),
+    (f"{FRAMES} uniform", "'uniform'"),
+    (f"{FRAMES} vllm:frames=3", "'frames'"),
+    (f"{FRAMES} vllm:fps", "'fps' is not a setting"),
+    (f"{FRAMES} vllm --set colour=red", "'colour'"),
+    (f"{FRAMES} vllm --set fps=often", "fps"),
+    (f"{FRAMES} qwen_vl_utils:nframes=500", "500 frames wanted"),
+    (f"{FRAMES} vllm:info_or_source=x", "no setting 'info_or_source'"),
+    (f"{FRAMES} vllm:fps=2,fps=3", "'fps' is set twice"),
+    (f"{FRAMES} vllm:fps=" + "[" * 50_000, "fps"),
+    (f"probe {TINY}", "--save"),
+    (f"probe {TINY} {TINY} --save x.probe", "--save"),
+    (f"probe tiny:nothing {TINY}", "'nothing'"),
+    (f"probe {TINY}?layout=wide {TINY}", "'wide'"),
+    (f"probe {TINY}?attached=maybe {TINY}", "'maybe'"),
+    (f"probe {TINY}?temperature=x {TINY}", "'x'"),
+    (f"probe {TINY}?attention=none {TINY}", "'none'"),
+    (f"probe {TINY}?colour=red {TINY}", "'colour'"),
+    (f"probe {TINY}?layout=alone&layout=packed {TINY}", "twice"),
+    (f"probe {TINY}?device=cuda:99 {TINY}", "'cuda:99'"),
+    (f"probe python:no.such:function {TINY}", "'no.such:function'"),
+    (f"probe python:json:loads {TINY}", "'json:loads'"),
+    (f"probe hf:/no/such/folder {TINY}", "/no/such/folder"),
+    (f"probe none.probe {TINY}", "none.probe"),
+    (f"probe {TINY} {TINY} --tokens some", "'some'"),
+    (f"probe {TINY} {TINY} --factor -1", "factor"),
+    (f"probe {TINY} {TINY} --trace none.jsonl", "none.jsonl"),
+    ("probe hf:x hf:y", "--trace"),
+]
+
+
+@pytest.mark.parametrize(("line", "part"), WRONG, ids=[line[:60] for line, _ in WRONG])
+def test_bad_usage(tmp_path, monkeypatch, lines, line, part):
     monkeypatch.chdir(tmp_path)
-    fails(call_mmpack(*args), part)
+    if line.startswith("frames"):
+        Path("video.mp4").write_bytes(clip(138))
+    refused(*line.split(), parts=[part])
 
 
 @pytest.mark.parametrize(

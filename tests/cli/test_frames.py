@@ -83,33 +83,3 @@ def test_contact_sheet(video, tmp_path):
     pixels = np.asarray(picture)
     assert (pixels == (0xE0, 0xA0, 0x30)).all(-1).sum() > 1000  # where plans differ: orange
     assert len(np.unique(pixels[::4, ::4].reshape(-1, 3), axis=0)) > 500  # there are pictures on it
-
-
-@pytest.mark.parametrize(
-    ("args", "part"),
-    [
-        ((), "--policy"),
-        (("--policy", "uniform"), "'uniform'"),
-        (("--policy", "vllm:frames=3"), "'frames'"),
-        (("--policy", "vllm:fps"), "'fps' is not a setting"),
-        (("--policy", "vllm", "--set", "colour=red"), "'colour'"),
-        (("--policy", "vllm", "--set", "fps=often"), "fps"),
-        (("--policy", "qwen_vl_utils:nframes=500"), "500 frames wanted"),
-        (("--policy", "vllm:info_or_source=x"), "no setting 'info_or_source'"),
-        (("--policy", "vllm:fps=2,fps=3"), "'fps' is set twice"),
-        (("--policy", "vllm:fps=" + "[" * 50_000), "fps"),
-    ],
-)
-def test_bad_usage(video, args, part):
-    result = call_mmpack("frames", video, *args)
-    assert result.returncode == 2 and result.stdout == "", result
-    assert result.stderr.count("\n") == 1 and part in result.stderr and "Fix: " in result.stderr
-
-
-def test_not_a_video(tmp_path):
-    path = tmp_path / "video.mp4"
-    path.write_bytes(b"hello, this is no video" * 100)
-    for target in (path, tmp_path / "gone.mp4"):
-        result = call_mmpack("frames", target, "--policy", "vllm")
-        assert result.returncode == 2 and result.stderr.count("\n") == 1, result
-        assert "Fix: " in result.stderr

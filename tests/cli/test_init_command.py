@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from PIL import Image
-from support.process import call_mmpack
+from support.process import call_mmpack, refused
 
 from mmpack.cli.init import NEXT, STARTERS, Framework
 
@@ -82,8 +82,7 @@ def test_files_are_written_once(tmp_path, framework):
         (folder / name).unlink()
     last = folder / FILES[framework][-1]
     last.write_text("mine")
-    result = call_mmpack("init", framework, folder)
-    assert result.returncode == 2 and "is there already. Fix: name another DIR" in result.stderr
+    refused("init", framework, folder, parts=["is there already. Fix: name another DIR"])
     assert last.read_text() == "mine" and list(folder.iterdir()) == [last]
 
 
@@ -91,8 +90,7 @@ def test_other_arguments_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     for args in (("keras",), (), ("loop", "file")):
-        result = call_mmpack("init", *args)
-        assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+        refused("init", *args)
     document = json.loads(call_mmpack("init", "loop", "--json").stdout)
     assert document["files"] == ["train.py"] and Path("train.py").is_file()
     folders = {path.name for path in STARTERS.iterdir()}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.gui import FOLDER, TRACE
-from support.process import call_mmpack
+from support.process import call_mmpack, refused
 
 import mmpack as mp
 
@@ -76,15 +76,12 @@ def test_what_is_wrong_is_one_line_and_leaves_the_old_page(tmp_path, options, pa
     page = tmp_path / "page.html"
     page.write_text("old")
     options = options if "-o" in options else ("-o", page, *options)
-    done = call_mmpack("view", TRACE, *options)
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert part in done.stderr and "Fix: " in done.stderr
+    refused("view", TRACE, *options, parts=[part])
     assert page.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize(("text", "part"), [("", "holds no sample"), ("{", "MM0")])
 def test_what_holds_no_sample_is_refused(tmp_path, text, part):
     (tmp_path / "trace.jsonl").write_text(text)
-    done = call_mmpack("view", tmp_path / "trace.jsonl", "-o", tmp_path / "page.html")
-    assert done.returncode == 2 and part in done.stderr
+    refused("view", tmp_path / "trace.jsonl", "-o", tmp_path / "page.html", parts=[part])
     assert not (tmp_path / "page.html").exists()

@@ -5,9 +5,10 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from mmpack.cli.main import main
 
@@ -19,6 +20,19 @@ def call_mmpack(
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main([str(arg) for arg in args])
     return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+
+def refused(*args: str | Path, parts: Sequence[str] = (), code: int = 2) -> str:
+    """Call a command that must end in one line on stderr with these parts and a fix; the line."""
+    return fails(call_mmpack(*args), *parts, code=code).stderr
+
+
+def fails(result: Any, *parts: str, code: int = 2) -> Any:
+    """The result of a command, which ended in one line on stderr with these parts and a fix."""
+    assert (result.returncode, result.stdout) == (code, ""), result
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("mmpack: "), result.stderr
+    assert all(part in result.stderr for part in (*parts, "Fix: ")), (parts, result.stderr)
+    return result
 
 
 def run_python(code: str, *args: str, **options: object) -> subprocess.CompletedProcess[str]:
