@@ -81,7 +81,7 @@ WRONG = [
     ("parity good.jsonl good.jsonl --json --format sarif", "pass one"),
     ("parity good.jsonl good.jsonl --format xml", "'xml'"),
     ("inspect good.jsonl --sample s9", "'s9'"),
-    ("inspect good.jsonl --sample \udcff", "s1"),
+    ("inspect good.jsonl --sample \udcff", "no sample"),
     ("validate good.jsonl --out nowhere/out.json", "--out"),
     ("convert good.jsonl new.txt", "new.txt"),
     ("convert good.jsonl no/new.jsonl", "the folder of"),
