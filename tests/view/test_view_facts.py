@@ -279,12 +279,12 @@ def test_runs_of_equal_tokens():
 
 
 def test_packed_numbers_can_be_read_again():
-    ids = [0, 63, 64, 151_643, 5]
-    packed = packed_ids(ids)
-    width = int(packed[0])
-    digits = [packed[k : k + width] for k in range(1, len(packed), width)]
-    read = [sum(DIGITS.index(c) * 64**k for k, c in enumerate(d[::-1])) for d in digits]
-    assert read == ids
+    for ids in ([0, 63, 64, 151_643, 5], [63], [64], [64**2, 1]):
+        packed = packed_ids(ids)
+        width = int(packed[0])
+        digits = [packed[k : k + width] for k in range(1, len(packed), width)]
+        read = [sum(DIGITS.index(c) * 64**k for k, c in enumerate(d[::-1])) for d in digits]
+        assert read == ids
     assert packed_ids([-1, 2]) == ""
     lengths, left = [], 0
     for c in packed_lengths(["", "ab", "x" * 63, "y" * 200, "😀"]):
