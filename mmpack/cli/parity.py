@@ -25,8 +25,8 @@ REQUIRE = "input_ids,media,loss_spans"
 
 
 def command(
-    rollout: Annotated[Path | None, typer.Argument()] = None,
-    train: Annotated[Path | None, typer.Argument()] = None,
+    rollout: Path,
+    train: Path,
     require: str = REQUIRE,
     max_findings: Annotated[int, typer.Option(min=1)] = KEPT,
     as_json: JsonOption = False,
@@ -52,9 +52,6 @@ def command(
     """
     if as_json and format not in (None, "json"):
         raise typer.BadParameter(f"--json and --format {format} are two formats; pass one.")
-    if rollout is None or train is None:
-        missing = "A" if rollout is None else "B"
-        raise typer.BadParameter(f"Missing argument '{missing}'.")
     from mmpack.parity.compare import NEVER, compare
     from mmpack.parity.drift_traces import trace_drift
     from mmpack.schema.trace import read_trace
