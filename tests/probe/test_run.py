@@ -31,7 +31,8 @@ def test_the_first_module_is_named(layer):
     assert (first.module, first.sample, first.token) == (f"layers.{layer}", "a", 0)
     assert first.modality == "text before media"
     assert first.error == pytest.approx(1e-3, rel=0.6)  # as far as eight directions tell
-    assert report.modules[first.index_of_module].module == first.module
+    row = report.modules[first.index_of_module]
+    assert row.module == first.module and row.all.worst >= first.error / first.bound > 1
     assert not any(m.parts for m in report.modules[: first.index_of_module])
 
 
