@@ -26,9 +26,9 @@ from benchmarks.step import timing
 from benchmarks.step.models import MODELS, build
 from benchmarks.step.workloads import WORKLOADS, draw, tiny
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.planning import CostModel, calibrate, cost_model
 from mmpack.planning.counts import counts_of_batch
+from mmpack.versions import takes_encoded_media
 
 REPEATS = 3
 # of each workload, samples of one micro-batch: whole groups, parts of some, single ones

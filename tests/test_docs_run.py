@@ -12,10 +12,10 @@ from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.ops.invariance import is_on
 from mmpack.planning import Counts
+from mmpack.versions import takes_encoded_media
 
 pytestmark = pytest.mark.adapter
 ROOT = Path(__file__).resolve().parent.parent

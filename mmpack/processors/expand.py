@@ -19,9 +19,9 @@ from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
 from mmpack.layout.seconds import frame_seconds, frame_text
 from mmpack.layout.tmrope import interleaved
-from mmpack.processors.differences import REPLACED
 from mmpack.processors.views import pictures, text_of
 from mmpack.schema.media import Medium
+from mmpack.versions import REPLACED
 
 _RUN = "\0"  # stands for a run of placeholders, in a text that is cut there
 

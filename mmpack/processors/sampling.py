@@ -7,7 +7,7 @@ from typing import Any
 
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
-from mmpack.processors.differences import sampling_rules
+from mmpack.versions import sampling_rules
 from mmpack.video.policies.base import Policy
 from mmpack.video.policies.registry import policy_of
 

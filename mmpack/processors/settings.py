@@ -66,7 +66,7 @@ class Parts:
     chat_template: str | None
     position_rule: str
     tokens_per_second: float | None
-    video_markers: str  # see `differences`
+    video_markers: str  # see `mmpack.versions`
     media_root: Path | None
     kept_as: str  # what pixels are held as
     numbered: bool  # each picture's number is written before its views

@@ -25,6 +25,7 @@ from mmpack.processors.images import path_below, to_rgb
 from mmpack.processors.pixels import AS_BYTES, as_bytes, patches_of_lines
 from mmpack.processors.sampling import resolved
 from mmpack.schema.media import Medium
+from mmpack.versions import own_budgets
 from mmpack.video.choose_frames import plan_of, sample
 from mmpack.video.decoding import decode
 from mmpack.video.files.container import content_key
@@ -332,9 +333,7 @@ def _laid_out(
     clip: Clip, processor: Any, part: dict[str, Any] | None, where: str, kept_as: str
 ) -> Medium:
     plan = clip.plan
-    options = hf_kwargs(plan) | (AS_BYTES if kept_as == "uint8" else {})
-    if hasattr(processor, "cap_pixels_per_frame"):
-        options.setdefault("cap_pixels_per_frame", False)
+    options = own_budgets(processor) | hf_kwargs(plan) | (AS_BYTES if kept_as == "uint8" else {})
     try:
         out = processor(videos=[clip.tensor()], return_tensors="pt", **options)
     except ValueError as error:  # a shape that it can't resize

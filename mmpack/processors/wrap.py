@@ -14,7 +14,6 @@ from typing import Any
 from mmpack.errors import ArgumentError, check_name, check_number, kind_of
 from mmpack.families import FAMILIES, Family, get_family
 from mmpack.processors.audio import check_extractor
-from mmpack.processors.differences import size_of_videos, video_markers
 from mmpack.processors.frame_processor import FrameProcessor
 from mmpack.processors.messages import media_of
 from mmpack.processors.pixels import PIXELS, view_side
@@ -22,6 +21,7 @@ from mmpack.processors.processor import Processor
 from mmpack.processors.sampling import resolved_sampling
 from mmpack.processors.settings import Parts, vision_settings
 from mmpack.processors.videos import VideoReader
+from mmpack.versions import size_of_videos, video_markers
 from mmpack.video.cache import FrameCache
 from mmpack.video.decoding import check_threads
 from mmpack.video.pixel_settings import byte_values

@@ -22,10 +22,11 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 import mmpack as mp
 from mmpack.adapters.transformers import attach, detach, encode_once, model_inputs, packed_logprobs
 from mmpack.adapters.transformers.modules import tower_of
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
+from mmpack.versions import takes_encoded_media
 
 PACKABLE = [name for name, family in FAMILIES.items() if family.packing == "yes"]
 
@@ -440,7 +441,7 @@ def test_what_is_refused(attached, monkeypatch):
     ):
         with pytest.raises(error, match=match), encode_once(attached, packs):
             pass
-    module = "mmpack.adapters.transformers.tower.takes_encoded_media"
+    module = "mmpack.versions.takes_encoded_media"
     monkeypatch.setattr(module, lambda model: False)
     with pytest.raises(mp.ModelError, match=r"transformers \S+ takes no media.*Fix: .* 5.19"):
         packed_logprobs(attached, batch, max_patches=8)

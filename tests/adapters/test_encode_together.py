@@ -21,9 +21,9 @@ from mmpack.adapters.transformers import (
     packed_logprobs,
 )
 from mmpack.adapters.transformers.modules import tower_of
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.families import get_family
 from mmpack.planning.media import media_to_ranks
+from mmpack.versions import takes_encoded_media
 
 SIZES = [(1, 8, 8), (1, 4, 6), (1, 4, 4), (1, 8, 4), (1, 4, 4), (1, 6, 4)]
 

@@ -19,11 +19,12 @@ import mmpack as mp
 from mmpack.adapters.transformers import attach, encode_once, packed_logprobs, record_routes
 from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.probe import probe_side
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.cache import FeatureStore
 from mmpack.errors import BackendError
 from mmpack.families import FAMILIES
 from mmpack.ops.attention import SEQUENCES, TREE
+from mmpack.versions import takes_encoded_media, towers_take_known
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("untuned")]
 WAYS = ("packed, rounded up", "shared", "left")
@@ -291,7 +292,7 @@ def test_features_and_gradients_in_bf16(family, grids, backend, monkeypatch):
 
 
 @pytest.mark.skipif(
-    not adapter.TAKES_KNOWN, reason="this transformers' towers make all by themselves"
+    not towers_take_known(), reason="this transformers' towers make all by themselves"
 )
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_nothing_waits_for_the_gpu(family):

@@ -22,11 +22,11 @@ from mmpack.adapters.transformers import (
     rollout,
 )
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.demo.qwen_processor import qwen_vl_processor
 from mmpack.losses.policy.loss import VARIANTS
+from mmpack.versions import takes_encoded_media
 
 pytestmark = pytest.mark.adapter
 

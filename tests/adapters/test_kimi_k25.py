@@ -7,7 +7,6 @@ from support.families import mixed_batch
 from support.kits import get_kit
 from support.kits.samples import draw_pixels, sample_of
 from support.models import logprobs_and_gradients, relative_difference, small_model, weights_of
-from support.towers import relative
 from support.waits import never_waits
 
 import mmpack as mp
@@ -17,17 +16,13 @@ from mmpack.adapters.transformers import (
     packed_logprobs,
     prefix_logprobs,
 )
-from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token
 from mmpack.adapters.transformers.routes import router_loss
-from mmpack.adapters.transformers.tower import takes_encoded_media
-from mmpack.adapters.transformers.tower_attention import on_their_device, takes_known
 from mmpack.cache import PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
+from mmpack.versions import takes_encoded_media
 
 KIT = get_kit("kimi_k25")
-if KIT.available:
-    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 pytestmark = [
     pytest.mark.adapter,
     pytest.mark.skipif(not KIT.available, reason="this transformers has no Kimi K2.5"),
@@ -98,25 +93,9 @@ def test_clips_packed_and_shared(model):
         assert batch.stats["patches_encoded"] == 6 * 16 + 24 + 4 * 32  # each medium once
 
 
-def test_a_tower_that_takes_nothing_keeps_its_forward(model, monkeypatch):
-    """As transformers 5.13 and 5.14 have it: the grids go to the device, and the tower makes all by itself."""
-    tower, (pixels, grids) = model.model.vision_tower, tower_input()
-    wanted = tower(pixels, grid_thw=grids).pooler_output
-    with monkeypatch.context() as patch:
-        patch.delattr(kimi, "get_vision_frame_index", raising=False)
-        assert not takes_known(tower)
-    monkeypatch.setattr(adapter, "takes_known", lambda _: False)
-    with attach(model):
-        assert relative(tower(pixels, grid_thw=grids).pooler_output, wanted) <= 1e-6
-        moved = on_their_device(model, {"pixel_values": pixels.to("meta"), "grid_thw": grids})
-    assert moved["grid_thw"].device.type == "meta"
-
-
 @pytest.mark.gpu
 def test_the_tower_waits_for_nothing():
     model = small_model("kimi_k25").to("cuda", torch.bfloat16)
-    if not takes_known(model.model.vision_tower):
-        pytest.skip("this transformers' tower makes all by itself")
     pixels, grids = tower_input()
     pixels = pixels.to("cuda", torch.bfloat16)
 

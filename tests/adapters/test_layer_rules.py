@@ -20,12 +20,13 @@ from mmpack.adapters.transformers import (
     model_inputs,
     packed_logprobs,
 )
-from mmpack.adapters.transformers.layer_rules import KEEPS_TO_WINDOW, LayerPlans
+from mmpack.adapters.transformers.layer_rules import LayerPlans
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token
 from mmpack.contracts import TOLERANCES
 from mmpack.families import FAMILIES
 from mmpack.families.base import TwoWay
 from mmpack.invariant import batch_invariant
+from mmpack.versions import blocks_keep_to_windows
 
 pytestmark = pytest.mark.adapter
 NAME = "gemma3"
@@ -49,7 +50,7 @@ def model():
 @pytest.mark.parametrize("rows", [3, 7])
 def test_blocks_longer_than_the_window_and_across_its_edge(rows):
     model, samples = with_window(rows), mixed_batch(NAME)
-    if rows == 3 and not KEEPS_TO_WINDOW:  # here they see past the window
+    if rows == 3 and not blocks_keep_to_windows():  # here they see past the window
         with attach(model), pytest.raises(mp.ModelError, match="a block of 4 placeholders is lon"):
             packed_logprobs(model, mp.pack(samples))
         return

@@ -8,7 +8,7 @@ import transformers
 from support.tiny_models import tiny_model
 
 import mmpack as mp
-from mmpack.adapters.transformers.load import load_checkpoint
+from mmpack.adapters.transformers.load import load_checkpoint, load_model, load_processor
 
 pytestmark = pytest.mark.adapter
 
@@ -67,3 +67,14 @@ def test_other_models(tmp_path):
     transformers.Qwen2Config().save_pretrained(tmp_path)
     with pytest.raises(mp.LayoutError, match="'qwen2' belongs to no family"):
         load_checkpoint(str(tmp_path))
+
+
+def test_a_family_that_transformers_is_too_old_for(tmp_path, monkeypatch):
+    """Named before transformers reads a config that it does not know."""
+    monkeypatch.setattr("mmpack.versions.installed_version", lambda _: "5.6.2")
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k25"}')
+    for load in (load_model, load_processor):
+        with pytest.raises(
+            mp.ModelError, match=r"kimi_k25 needs transformers 5\.15 or newer, 5\.6\.2 is"
+        ):
+            load(str(tmp_path))

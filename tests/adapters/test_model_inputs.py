@@ -17,10 +17,10 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs, tower
 from mmpack.adapters.transformers import inputs as inputs_module
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.errors import ModelError, SchemaError
 from mmpack.families import FAMILIES
 from mmpack.packing.calls import NONE, Counts
+from mmpack.versions import takes_encoded_media
 
 pytestmark = pytest.mark.adapter
 

@@ -13,10 +13,11 @@ from support.samples import make_sample
 import mmpack as mp
 from mmpack.adapters.transformers import attach, packed_logprobs, prefix_logprobs
 from mmpack.adapters.transformers.prefix import kv_bytes_per_token, version_of
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.cache import FeatureStore, PrefixIndex, RowStore
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, ModelError
+from mmpack.versions import takes_encoded_media
 
 pytestmark = pytest.mark.adapter
 CLOSE = TOLERANCES["layouts"].value

@@ -27,8 +27,8 @@ from mmpack.adapters.transformers import (
 )
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.modules import decoder_layers, tower_blocks
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.contracts import TOLERANCES
+from mmpack.versions import takes_encoded_media
 
 pytestmark = pytest.mark.adapter
 QWEN, HYBRID, EXPERTS = "qwen2_5_vl", "qwen3_5", "qwen3_vl_moe"

@@ -17,6 +17,7 @@ from mmpack.adapters.transformers import tower_attention as adapter
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tower_attention import TOWER, tower_of
 from mmpack.contracts import parameter_gradient_fp32_bound
+from mmpack.versions import towers_take_known
 
 pytestmark = pytest.mark.adapter
 
@@ -61,7 +62,7 @@ def test_features_and_gradients_are_those_of_one_by_one(models, family, grids):
 
 
 known = pytest.mark.skipif(
-    not adapter.TAKES_KNOWN, reason="this transformers' towers make all by themselves"
+    not towers_take_known(), reason="this transformers' towers make all by themselves"
 )
 
 
@@ -72,7 +73,7 @@ def test_what_the_tower_is_told_is_what_it_makes(models, family, grids, monkeypa
     with attach(model, text=False):
         told, gradients = encode(model, modality, media)
         with monkeypatch.context() as patch:
-            patch.setattr(adapter, "TAKES_KNOWN", False)
+            patch.setattr(adapter, "towers_take_known", lambda: False)
             untold, expected = encode(model, modality, media)
     assert all(torch.equal(a, b) for a, b in zip(told, untold, strict=True))
     assert relative_difference(gradients, expected) == 0

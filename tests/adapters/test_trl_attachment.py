@@ -14,8 +14,9 @@ from support.trl_trainers import (
 )
 
 from mmpack.adapters.transformers.attention import is_attached
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.adapters.trl import grpo
+from mmpack.versions import takes_encoded_media
 
 peft = pytest.importorskip("peft")
 

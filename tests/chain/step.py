@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.logprobs import packed_logprobs
-from mmpack.adapters.transformers.tower import media_names, takes_encoded_media
+from mmpack.adapters.transformers.tower import media_names
 from mmpack.families import get_family
 from mmpack.layout.fingerprint import media_name
 from mmpack.losses.kl import kl_divergence
@@ -28,6 +28,7 @@ from mmpack.losses.policy.loss import policy_loss
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.processors.wrap import wrap_processor
 from mmpack.schema.sample import Sample
+from mmpack.versions import takes_encoded_media
 
 KL_COEF = 0.1
 HEAD_ROWS = 8  # of a sample, whose logits are made

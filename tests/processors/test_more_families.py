@@ -11,10 +11,10 @@ import mmpack as mp
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.families import get_family
-from mmpack.processors.differences import KEPT, REPLACED
 from mmpack.processors.settings import vision_settings
 from mmpack.schema.media import Medium
 from mmpack.schema.spans import LossSpan
+from mmpack.versions import KEPT, REPLACED
 
 pytestmark = pytest.mark.adapter
 START, IMAGE, VIDEO, END = 151652, 151655, 151656, 151653

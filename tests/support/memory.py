@@ -14,10 +14,10 @@ from support.tiny_models import tiny_model
 
 import mmpack as mp
 from mmpack.adapters.transformers import packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.ops.linear_attention import SegmentPlan
 from mmpack.packing.batch import PackedBatch
 from mmpack.planning.memory import Load
+from mmpack.versions import takes_encoded_media
 
 GRID = (1, 24, 24)
 

@@ -11,7 +11,7 @@ from support.kits import get_kit
 def tiny_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """About 20 M parameters (hidden 128, tied embeddings; Qwen3.5 33 M), in eval mode, on the CPU.
 
-    Raises: ArgumentError for a family that has no kit; BackendError where transformers lacks it.
+    Raises: ArgumentError for a family that has no kit; ModelError where transformers lacks it.
     """
     return get_kit(family, "tiny_model").tiny(seed, dtype)
 

@@ -17,13 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mmpack.adapters.transformers.compile import are_compiled, has_compiled_text
-from mmpack.adapters.transformers.guards import (
-    NO_MASK,
-    BoundIds,
-    NoMask,
-    refuse_old_transformers,
-    refuse_wrong_use,
-)
+from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask, refuse_wrong_use
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
@@ -54,6 +48,7 @@ from mmpack.ops.logprobs.linear import LINEAR_SELECTED_LOGPROBS
 from mmpack.ops.logprobs.lists import SUPPORT_LOGPROBS
 from mmpack.ops.rows import GATHER_ROWS
 from mmpack.packing.batch import Batch
+from mmpack.versions import refuse_old_transformers
 
 NAME = "mmpack"  # of the attention function
 # on a model below its head: the parts that are attached for this forward

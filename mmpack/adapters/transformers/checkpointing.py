@@ -24,7 +24,6 @@ from mmpack.adapters.transformers.layer_rules import layer_rules
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.modules import tower_of
 from mmpack.adapters.transformers.parts import exchange_checkpoint
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, check_flag, check_number, kind_of
 from mmpack.ops.attention import choose, plan_of_rule
@@ -32,6 +31,7 @@ from mmpack.ops.linear_attention.choose import choose as choose_rule
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.planning.layer_bytes import chunks_of
 from mmpack.planning.memory import Kept, Load, memory_model
+from mmpack.versions import takes_encoded_media
 
 KEPT = "_mmpack_kept_layers"  # on the decoder: the modules whose flag is off because of us
 SELECTIVE = "_mmpack_selective_layers"  # on the decoder: modules with our checkpointing function, and their own

@@ -158,9 +158,8 @@ class CompiledParts(CompiledForward):
             return self._eager()(*args, **kwargs)
         held = vars(self.layer)
         checkpoint = held.get(CHECKPOINT)
-        if (
-            checkpoint is not None
-        ):  # calls the class's forward once more, past this one, since transformers 5.23
+        # since transformers 5.23 it calls the class's forward once more, past this one
+        if checkpoint is not None:
             held[CHECKPOINT] = lambda run, *given, **more: checkpoint(
                 functools.partial(self._over_packed, run), *given, **more
             )

@@ -28,6 +28,7 @@ from mmpack.processors.wrap import Processor, wrap_processor
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
+from mmpack.versions import own_budgets
 from mmpack.video.hand_over import hf_kwargs, hf_metadata
 
 
@@ -204,8 +205,7 @@ def _of_clips(clips: Sequence[Clip], hf_processor: Any) -> dict[str, Any]:
         "do_resize": any(resizes),
         "video_metadata": [hf_metadata(c.plan) for c in clips],
     }
-    if hasattr(hf_processor.video_processor, "cap_pixels_per_frame"):
-        settings.setdefault("cap_pixels_per_frame", False)
+    settings = own_budgets(hf_processor.video_processor) | settings
     return {"videos": [clip.tensor() for clip in clips], "videos_kwargs": settings}
 
 

@@ -12,23 +12,10 @@ from typing import Any
 
 import torch
 
-from mmpack.errors import ModelError, installed_version
-from mmpack.families import Family
+from mmpack.errors import ModelError
 from mmpack.packing.batch import Batch, PackedBatch
 
 IGNORED = -100  # transformers' label of a token that is not scored
-
-
-def refuse_old_transformers(family: Family, what: str) -> None:
-    """Raise ModelError, as `what`, where the family's forward takes other arguments than mmpack gives."""
-    oldest, found = family.oldest_transformers, installed_version("transformers")
-    if oldest is None or found is None:
-        return
-    if tuple(map(int, found.split(".")[:2])) < tuple(map(int, oldest.split("."))):
-        raise ModelError(
-            f"{what}: {family.name} needs transformers {oldest} or newer, {found} is installed. "
-            "Fix: install a newer transformers"
-        )
 
 
 class BoundIds:

@@ -14,7 +14,7 @@ from mmpack.adapters.transformers.attention import (
     is_attached,
     open_ids_in_forward,
 )
-from mmpack.adapters.transformers.guards import BoundIds, refuse_old_transformers, take_labels_of
+from mmpack.adapters.transformers.guards import BoundIds, take_labels_of
 from mmpack.adapters.transformers.linear_attention import KEYWORD as SEGMENTS
 from mmpack.adapters.transformers.linear_attention import has_linear_attention
 from mmpack.adapters.transformers.media_inputs import (
@@ -30,8 +30,6 @@ from mmpack.adapters.transformers.routes import KEYWORD, routes_of
 from mmpack.adapters.transformers.tower import (
     Features,
     has_sharded_tower,
-    refuse_old_forward,
-    takes_encoded_media,
     tile_patches,
     tower_and_projector,
 )
@@ -60,6 +58,7 @@ from mmpack.packing.calls import NONE, Counts, most_of
 from mmpack.packing.media import held_pixels, patch_offsets
 from mmpack.packing.pad import PaddedBatch
 from mmpack.schema.rules import Problem
+from mmpack.versions import refuse_old_forward, refuse_old_transformers, takes_encoded_media
 
 
 def model_inputs(

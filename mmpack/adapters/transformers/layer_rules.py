@@ -6,26 +6,21 @@ attention plan, where any layer has more than `visible_until`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
-from transformers import masking_utils
 
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.errors import ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.ops.attention import AttentionPlan, plan_of_rule, resolve
+from mmpack.versions import blocks_keep_to_windows
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 # values of a config's `layer_types`; the last has no attention
 KNOWN = (SLIDING, FULL, "linear_attention")
 RULES = "_mmpack_rules"  # on the decoder of an attached model
-# Before, a block of transformers' masks saw past the window.
-KEEPS_TO_WINDOW = (
-    "block_sequence_ids" in inspect.signature(masking_utils.create_causal_mask).parameters
-)
 
 
 class LayerRule(NamedTuple):
@@ -198,7 +193,7 @@ def _head_dim(text: Any) -> int:
 
 
 def _refuse_other_masks(plan: AttentionPlan) -> None:
-    if KEEPS_TO_WINDOW or plan.blocks is None or not plan.windowed:
+    if blocks_keep_to_windows() or plan.blocks is None or not plan.windowed:
         return
     assert plan.window is not None
     if plan.blocks.max_seqlen_q > plan.window:

@@ -12,35 +12,45 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PretrainedConfig
 from transformers.utils import IMAGE_PROCESSOR_NAME, PROCESSOR_NAME, VIDEO_PROCESSOR_NAME
 from transformers.utils.hub import cached_file
 from transformers.utils.import_utils import is_torchvision_available
 
 from mmpack.adapters.transformers.without_torchvision import WITHOUT_TORCHVISION
 from mmpack.errors import ArgumentError, MmpackError
-from mmpack.families import FAMILIES, family_of_config
+from mmpack.families import FAMILIES, Family, family_of_config, family_of_model_type
+from mmpack.versions import refuse_old_transformers
 
 FOLDER = "a folder with a checkpoint of an image-and-text model"
 
 
 def load_checkpoint(name: str, option: str = "--model") -> tuple[Any, Any]:
-    """(model in eval mode, processor). Raises: ArgumentError if it can't be loaded; LayoutError for other families."""
+    """(model in eval mode, processor). Raises: ArgumentError if it can't be loaded; LayoutError for other
+    families; ModelError where transformers is too old for the family.
+    """
     return load_model(name, option), load_processor(name, option)
 
 
 def load_model(name: str, option: str = "--model") -> Any:
     """The model in fp32 and eval mode; raises as `load_checkpoint`."""
     with loading(option, name, FOLDER), _quiet():
-        family_of_config(AutoConfig.from_pretrained(name))
+        _family(name, option)
         return AutoModelForImageTextToText.from_pretrained(name, dtype=torch.float32).eval()
 
 
 def load_processor(name: str, option: str = "--model") -> Any:
     """The checkpoint's processor; raises as `load_checkpoint`."""
     with loading(option, name, f"{FOLDER} and its processor's files"):
-        family = family_of_config(AutoConfig.from_pretrained(name))
+        family = _family(name, option)
         return _processor_class(_written_class(name) or family.processors[0]).from_pretrained(name)
+
+
+def _family(name: str, option: str) -> Family:
+    """The checkpoint's. Raises: ModelError for one that the installed transformers lacks."""
+    known, _ = PretrainedConfig.get_config_dict(name)
+    refuse_old_transformers(family_of_model_type(known.get("model_type", "")), option)
+    return family_of_config(AutoConfig.from_pretrained(name))
 
 
 @contextmanager

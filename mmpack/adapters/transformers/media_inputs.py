@@ -214,7 +214,7 @@ def _repeated(batch: PackedBatch, made: list[Levels], runs: list[int], family: F
             levels = [tuple(level[media.index(i)] for i in runs) for level in levels]
     if family.pixel_layout == "tiles" and family.tokens_by_size is None:
         whole = torch.cat(levels[0])  # which the forward reads as one tensor
-        if family.views is not None:  # transformers 5.19: of [views, tokens, H]
+        if family.views is not None:  # of [views, tokens, H]
             whole = whole.unflatten(0, (len(runs), -1))
         return Encoded(pooler_output=whole)
     return Encoded(pooler_output=levels[0], deepstack_features=levels[1:] or None)

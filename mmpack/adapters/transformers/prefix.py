@@ -85,18 +85,15 @@ def kv_bytes_per_token(model: Any) -> int:
     text = _full_attention(whole, "kv_bytes_per_token")
     layers = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
     size = whole.get_input_embeddings().weight.element_size()
-    return int(layers * _kv_width(whole, text) * size)
+    return int(layers * _kv_width(text) * size)
 
 
-def _kv_width(whole: Any, text: Any) -> int:
+def _kv_width(text: Any) -> int:
     """Numbers that a layer keeps of a token."""
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    if not hasattr(text, "kv_lora_rank"):
-        return int(2 * heads * head_dim_of(text))
-    if any(hasattr(m, "expand_kv") for m in whole.get_decoder().modules()):
-        # newer transformers keep what keys and values are made of
+    if hasattr(text, "kv_lora_rank"):  # latent attention keeps what keys and values are made of
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
-    return int(heads * (head_dim_of(text) + text.v_head_dim))
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * heads * head_dim_of(text))
 
 
 def prefix_logprobs(

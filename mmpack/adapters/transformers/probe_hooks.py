@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.packing.batch import Batch, PackedBatch
 from mmpack.packing.calls import calls_of
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Recorder, Rows
 from mmpack.probe.tower_rows import TABLE, TowerCall, rows_of_tower, window_order
 from mmpack.schema.sample import Sample
+from mmpack.versions import takes_encoded_media
 
 
 class BatchRows:

@@ -18,12 +18,12 @@ from itertools import product
 from typing import Any
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.packing.batch import Batch
+from mmpack.versions import checkpointing_runs_hooks
 
 ROWS = 16  # of made-up hidden states
 EACH = "per_expert_scale"  # of Gemma 4
@@ -131,8 +131,6 @@ def _drawn(generator: torch.Generator, *shape: int) -> torch.Tensor:
 KEYWORD = "routed_experts"
 SLOT = "_mmpack_route_slot"  # on a layer, its attention and its router: the same object
 SLOTS = "_mmpack_route_slots"  # on the model below its head
-# Whether gradient checkpointing runs a layer's own hooks again; newer transformers checkpoint what is within them.
-RUNS_HOOKS_AGAIN = "__call__" in vars(GradientCheckpointingLayer)
 WHOLE = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -322,8 +320,8 @@ def _hand_over(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict
     slot.routes = None
     if routes is None:
         return args, kwargs
-    again_without = not (slot.within or RUNS_HOOKS_AGAIN)
-    if again_without and layer.training and getattr(layer, "gradient_checkpointing", False):
+    checkpointed = layer.training and getattr(layer, "gradient_checkpointing", False)
+    if checkpointed and not (slot.within or checkpointing_runs_hooks()):
         raise ModelError(
             f"routed_experts: gradient checkpointing would run layer {slot.layer} again with other experts. "
             "Fix: call model.gradient_checkpointing_disable()"

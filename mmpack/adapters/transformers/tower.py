@@ -6,7 +6,6 @@ Pixels are [patches, patch_dim], of media one after the other. Which media share
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from mmpack.adapters.transformers.unwrap import is_sharded
 from mmpack.cache.features import FeatureStore
 from mmpack.cache.summed import SummedFeatures
 from mmpack.cache.tower import Levels, Tower
-from mmpack.errors import ModelError, installed_version
+from mmpack.errors import ModelError
 from mmpack.families import Family
 from mmpack.layout.fingerprint import media_name
 from mmpack.ops.patches.lines import lines_of
@@ -34,20 +33,6 @@ from mmpack.packing.pixels import float_pixels
 from mmpack.schema.media import Medium
 
 Features = FeatureStore | SummedFeatures
-
-
-def takes_encoded_media(model: Any) -> bool:
-    """Whether the forward takes media that were encoded before: `mm_encoder_outputs`, from transformers 5.19 on."""
-    return "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
-
-
-def refuse_old_forward(model: Any, what: str, instead: str) -> None:
-    """Raise ModelError, as `what`, where the forward takes no encoded media."""
-    if not takes_encoded_media(model):
-        raise ModelError(
-            f"{what}: the forward of transformers {installed_version('transformers')} takes no media encoded "
-            f"beforehand. Fix: install transformers 5.19 or newer, or {instead}"
-        )
 
 
 def tower_and_projector(model: Any) -> Tower:
@@ -190,7 +175,8 @@ def _idle(model: Any, family: Family, modality: str, missing: dict[str, int], id
         size = (grid[2] * family.patch_size, grid[1] * family.patch_size)
         given = _tower_arguments(family, modality, own, [grid], [size])
         features = _encode(model, modality, given)
-        idle.outputs += [*features.pooler_output, *_levels(features)]
+        deeper = getattr(features, "deepstack_features", None) or ()
+        idle.outputs += [*features.pooler_output, *(x for level in deeper for x in level)]
         audio = modality == "audio"
         idle.features[modality] = (
             (features.last_hidden_state,) if audio else _per_medium(features, [1])[0]
@@ -357,12 +343,6 @@ def _per_medium(features: Any, times: list[int]) -> list[Levels]:
     if torch.is_tensor(made):
         return [(tiles.flatten(0, 1),) for tiles in made.split(times)]
     return list(zip(made, *(getattr(features, "deepstack_features", None) or ()), strict=True))
-
-
-def _levels(features: Any) -> list[torch.Tensor]:
-    """Deepstack features of all levels, if any: one tensor per level, or (from 5.19 on) one per level and medium."""
-    levels = getattr(features, "deepstack_features", None) or []
-    return [f for level in levels for f in ([level] if torch.is_tensor(level) else level)]
 
 
 def _checkpoints(tower: Tower) -> bool:

@@ -7,7 +7,6 @@ follows from the grids is made on the host, once per forward: the tower asks the
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,12 +25,11 @@ from mmpack.ops.attention import (
     resolve_sequences,
     sequence_attention,
 )
+from mmpack.versions import interpolation, towers_take_known
 
 NAME = "mmpack_flash_tower"
 PLAN = "_mmpack_plan"  # on a tensor of cu_seqlens
 LENGTHS = "line_lengths"  # keyword of a tower of lines: patches of each picture, known on the host
-# Since vision_utils a tower's forward takes what it would make of the grids; Kimi's since transformers 5.15.
-TAKES_KNOWN = importlib.util.find_spec("transformers.vision_utils") is not None
 
 
 class TowerPlans(NamedTuple):
@@ -138,7 +136,7 @@ def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     attached = TOWER.is_attached(tower_of(model.model))
     if not attached:
         arguments = {name: x for name, x in arguments.items() if name != LENGTHS}
-    if attached and takes_known(tower_of(model.model)):
+    if attached and towers_take_known():
         return arguments
     device = next(iter(arguments.values())).device
     return {name: x.to(device) if torch.is_tensor(x) else x for name, x in arguments.items()}
@@ -157,7 +155,7 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         return args, kwargs | {"tower_lines": lines}
     if kwargs.get("image_sizes") is not None:
         return args, kwargs | {"tower_plans": _plans_of_sizes(tower, args, kwargs)}
-    if not (hasattr(tower, "spatial_merge_size") or (_takes_clips(tower) and takes_known(tower))):
+    if not (hasattr(tower, "spatial_merge_size") or _takes_clips(tower)):
         return args, kwargs  # a tower of tiles, or one that makes all by itself
     grids = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
     given = any(kwargs.get(name) is not None for name in ("cu_seqlens", "cu_window_seqlens"))
@@ -175,19 +173,10 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if plan is not None:
             resolve_sequences(plan, device, _head_dim(tower.config))
     make = _known_of_clips if _takes_clips(tower) else _known
-    known = make(tower, grids, plans, device) if takes_known(tower) else {}
+    known = make(tower, grids, plans, device) if towers_take_known() else {}
     if hasattr(tower, "embeddings") and "grid_thw" in kwargs:  # which look each patch's grid up
         kwargs = kwargs | {"grid_thw": _moved(grids, device)}
     return args, known | kwargs | {"tower_plans": plans}
-
-
-def takes_known(tower: Any) -> bool:
-    """Whether the tower's forward takes what it would make of the grids."""
-    if not TAKES_KNOWN or not _takes_clips(tower):
-        return TAKES_KNOWN
-    from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
-
-    return hasattr(kimi, "get_vision_frame_index")
 
 
 def _takes_clips(tower: Any) -> bool:
@@ -250,7 +239,7 @@ def _known(
         known["cu_window_seqlens"] = plans.windows.cu_seqlens
         known["max_window_seqlen"] = plans.windows.max_seqlen
     if hasattr(tower, "num_grid_per_side"):
-        known |= {n: move(x) for n, x in _interpolation(tower, grids, merge).items()}
+        known |= {n: move(x) for n, x in interpolation(tower, grids, merge).items()}
     return known
 
 
@@ -267,31 +256,13 @@ def _known_of_clips(
         "temporal_merge_index": kimi.get_vision_temporal_merge_index(
             grids, *tower.merge_kernel_size
         ),
-    } | _interpolation(tower.patch_embed.pos_emb, grids, 1)
+    } | interpolation(tower.patch_embed.pos_emb, grids, 1)
     return _sequences(plans) | {name: _moved(x, device) for name, x in rows.items()}
 
 
 def _sequences(plans: TowerPlans) -> dict[str, Any]:
     frames = plans.frames
     return {"cu_seqlens": frames.cu_seqlens, "max_seqlen": frames.max_seqlen}
-
-
-def _interpolation(embeddings: Any, grids: torch.Tensor, merge: int) -> dict[str, torch.Tensor]:
-    """Which learned positions a patch lies between, and how near; older transformers name it otherwise."""
-    from transformers import vision_utils
-
-    side = embeddings.num_grid_per_side
-    if not hasattr(vision_utils, "get_vision_interpolation_indices_and_weights"):
-        both = vision_utils.get_vision_bilinear_indices_and_weights(grids, side, merge)
-        return dict(zip(("bilinear_indices", "bilinear_weights"), both, strict=True))
-    both = vision_utils.get_vision_interpolation_indices_and_weights(
-        grids,
-        num_grid_per_side=side,
-        mode=embeddings.interpolation_mode,
-        align_corners=embeddings.interpolation_align_corners,
-        spatial_merge_size=merge,
-    )
-    return dict(zip(("interp_indices", "interp_weights"), both, strict=True))
 
 
 def _moved(x: Any, device: torch.device) -> Any:

@@ -27,7 +27,7 @@ from mmpack.adapters.response_lists import (
 from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.rope import pack_shared
-from mmpack.adapters.transformers.tower import takes_encoded_media, tower_and_projector
+from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.mixin import SUPPORTED, TrainerMixin
@@ -40,6 +40,7 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.parity.fixes import FIXES
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
+from mmpack.versions import takes_encoded_media
 
 
 @dataclass

@@ -14,9 +14,9 @@ from conformance.oracle import logprobs_and_gradients
 from conformance.subject import Subject
 
 from mmpack.adapters.transformers import attach, inputs, packed_logprobs
-from mmpack.adapters.transformers.tower import takes_encoded_media
 from mmpack.packing.pack import pack
 from mmpack.packing.pad import pad
+from mmpack.versions import takes_encoded_media
 
 
 def tower(subject: Subject) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mmpack.demo.probe_samples import Grid, written_with_markers
-from mmpack.errors import BackendError, installed_version, require
+from mmpack.errors import require
 from mmpack.families import Family, get_family
+from mmpack.versions import has_family, refuse_old_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -64,25 +65,18 @@ class Kit:
     @property
     def available(self) -> bool:
         """Whether the installed transformers has this model, in a form that mmpack knows."""
-        oldest, found = self.about.oldest_transformers, installed_version("transformers")
-        if oldest is not None and found is not None and _release(found) < _release(oldest):
-            return False
-        return self.classes()[0] is not None and self.classes()[1] is not None
+        return has_family(self.about)
 
     def classes(self) -> tuple[Any, Any]:
-        """The model's and the config's; None for one that transformers lacks."""
+        """The model's and the config's."""
         transformers = require("transformers", "hf", f"the kit of {self.family}")
         given = (self.model_class, self.config_class)
-        made = [getattr(transformers, c, None) if isinstance(c, str) else c for c in given]
+        made = [getattr(transformers, c) if isinstance(c, str) else c for c in given]
         return made[0], made[1]
 
     def model_config(self, narrow: bool = False) -> Any:
-        """transformers' config. Raises: BackendError where transformers lacks the model."""
-        if not self.available:
-            raise BackendError(
-                f"tiny_model: transformers {installed_version('transformers')} has no {self.model_class}. "
-                f"Fix: install a newer transformers, for {self.family}"
-            )
+        """transformers' config. Raises: ModelError where transformers lacks the model."""
+        refuse_old_transformers(self.about, "tiny_model")
         config = self.classes()[1](**self.config)
         for part, values in self.narrow.items() if narrow else ():
             getattr(config, part).update(dict(values))
@@ -118,10 +112,6 @@ class Kit:
                 with torch.no_grad():
                     self.adjust(model)
         return model.to(torch.float32 if dtype is None else dtype).eval()
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def spread_out(model: Any, factor: float = 4) -> Any:

@@ -19,7 +19,6 @@ from mmpack.adapters.transformers.tower import (
     encode_media,
     has_sharded_tower,
     media_names,
-    refuse_old_forward,
     tower_and_projector,
 )
 from mmpack.adapters.transformers.unwrap import is_engine, is_parallel, unwrap
@@ -37,6 +36,7 @@ from mmpack.planning.plan import Plan
 from mmpack.schema.media import Medium
 from mmpack.schema.rules import Problem
 from mmpack.schema.sample import Sample
+from mmpack.versions import refuse_old_forward
 
 # ---- tensors from rank to rank ----------------------------------------------------------------------
 
