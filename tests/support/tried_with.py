@@ -66,7 +66,7 @@ def docstring_line(adapter: str) -> str:
 
 
 def tried_with(adapter: str) -> str:
-    """Packages and versions; several of one package as `transformers 5.8.1, 5.19.0`."""
+    """Packages and versions; several of one package as `transformers 5.6.2, 5.19.0`."""
     found: dict[str, set[str]] = {}
     for name, packages in TRIED[adapter].items():
         files = sorted((ROOT / "constraints").glob(f"{name}.txt")) if name else [None]

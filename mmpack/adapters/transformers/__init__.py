@@ -1,6 +1,6 @@
 """transformers: packed and shared batches through its own models, and its rollouts as samples.
 
-Run with transformers 5.8.1, 5.19.0, 5.23.0.
+Run with transformers 5.6.2, 5.19.0, 5.23.0.
 """
 
 from mmpack.errors import needs

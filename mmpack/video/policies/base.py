@@ -39,7 +39,7 @@ class Settings:
     cap_pixels_per_frame: bool = False  # share a budget among the frames (transformers 5.16 on)
     # that budget: of the video (Qwen2-VL), of a frame (Qwen3-VL)
     max_video_tokens: int | None = None
-    transformers: str = "5.15"  # rules of Qwen3-VL's resize: "5.15" and later, or "5.8" to 5.14
+    transformers: str = "5.15"  # rules of Qwen3-VL's resize: "5.15" and later, or "5.8", of older ones
     patch_size: int | None = None
     temporal_patch_size: int | None = None
     merge_size: int | None = None
@@ -126,7 +126,7 @@ class Policy:
         """All settings, checked, with the model's defaults and the policy's. Raises: ArgumentError."""
         settings = Settings(**{**self.own, **self._read(given)})
         self._check_name("model", settings.model, self.models)
-        fix = "'5.15' for the rules of 5.15 and later, '5.8' for those of 5.8 to 5.14"
+        fix = "'5.15' for the rules of 5.15 and later, '5.8' for those of older ones"
         self._check_name("transformers", settings.transformers, ("5.15", "5.8"), fix)
         if settings.reader is not None:
             self._check_name("reader", settings.reader, READERS)
