@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clips import PIXELS, clips_of, digest, frames_of, normalised, rows_by_index, shapes_of
-from transformers.vision_utils import get_vision_cu_seqlens
 
 import mmpack as mp
 from mmpack.families import FAMILIES, get_family
@@ -91,8 +90,9 @@ def test_what_the_plan_tells():
 
 
 def test_offsets_are_what_the_tower_attends_within():
+    vision_utils = pytest.importorskip("transformers.vision_utils", reason="from 5.9 on")
     plan = plan_patches(shapes_of("qwen2_5_vl", True), "qwen2_5_vl")
-    wanted = get_vision_cu_seqlens(torch.from_numpy(plan.grids))
+    wanted = vision_utils.get_vision_cu_seqlens(torch.from_numpy(plan.grids))
     assert plan.cu_seqlens.tolist() == wanted.tolist() and plan.cu_seqlens.dtype == np.int32
 
 
