@@ -21,6 +21,7 @@ from mmpack.adapters.transformers.guards import NO_MASK, BoundIds, NoMask, refus
 from mmpack.adapters.transformers.layer_rules import (
     KeptRules,
     LayerPlans,
+    head_dim_of,
     layer_rules,
     plan_layers,
     plan_of_layer,
@@ -169,16 +170,8 @@ def attention_plan_of(batch: Batch, model: Any) -> AttentionPlan | LayerPlans:
     if rules := layer_rules(model, "model_inputs"):
         return plan_layers(plan, rules, batch.visible_until, batch.visible_from, dropout, without)
     plan.check(batch.visible_until, batch.visible_from)
-    head_dim = head_dim_of(text)
-    resolve(plan, batch.visible_until, head_dim, dropout, without)
+    resolve(plan, batch.visible_until, head_dim_of(text), dropout, without)
     return plan
-
-
-def head_dim_of(text: Any) -> int:
-    """Size of a head of queries and keys, by the text model's config."""
-    if hasattr(text, "qk_nope_head_dim"):  # latent attention, whose head_dim is of its rotary part
-        return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
-    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def visible_attention(

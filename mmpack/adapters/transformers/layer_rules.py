@@ -82,7 +82,7 @@ def layer_rules(whole: Any, what: str) -> tuple[LayerRule, ...]:
             )
         rule = LayerRule(
             window if kind == SLIDING else None,
-            getattr(attention, "head_dim", None) or _head_dim(text),
+            getattr(attention, "head_dim", None) or head_dim_of(text),
             _two_way(family, text, kind),
         )
         found[rule] = None
@@ -187,9 +187,11 @@ def _two_way(family: Family, text: Any, kind: str) -> bool:
     return rule.layers is None or kind in rule.layers
 
 
-def _head_dim(text: Any) -> int:
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(size)
+def head_dim_of(text: Any) -> int:
+    """Size of a head of queries and keys, by the text model's config."""
+    if hasattr(text, "qk_nope_head_dim"):  # latent attention, whose head_dim is of its rotary part
+        return int(text.qk_nope_head_dim + text.qk_rope_head_dim)
+    return int(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _refuse_other_masks(plan: AttentionPlan) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmpack.adapters.transformers.attention import attach, head_dim_of, is_attached
+from mmpack.adapters.transformers.attention import attach, is_attached
 from mmpack.adapters.transformers.heads import (
     Asked,
     has_own_forward,
@@ -29,7 +29,7 @@ from mmpack.adapters.transformers.heads import (
     reader,
 )
 from mmpack.adapters.transformers.inputs import refuse_options, refuse_other_batch
-from mmpack.adapters.transformers.layer_rules import layer_rules
+from mmpack.adapters.transformers.layer_rules import head_dim_of, layer_rules
 from mmpack.adapters.transformers.rope import rope_rules
 from mmpack.adapters.transformers.tower import encode_some, kept_or_encoded
 from mmpack.adapters.transformers.unwrap import is_sharded, unwrap

@@ -39,7 +39,7 @@ class Settings:
     cap_pixels_per_frame: bool = False  # share a budget among the frames (transformers 5.16 on)
     # that budget: of the video (Qwen2-VL), of a frame (Qwen3-VL)
     max_video_tokens: int | None = None
-    transformers: str = "5.15"  # rules of Qwen3-VL's resize: "5.15" and later, or "5.8", of older ones
+    transformers: str = "5.15"  # rules of Qwen3-VL's resize: "5.15" and later, or "5.8" and older
     patch_size: int | None = None
     temporal_patch_size: int | None = None
     merge_size: int | None = None
