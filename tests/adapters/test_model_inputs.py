@@ -15,7 +15,8 @@ from support.models import (
 from support.samples import make_sample
 
 import mmpack as mp
-from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs, tower
+from mmpack import versions
+from mmpack.adapters.transformers import attach, model_inputs, packed_logprobs
 from mmpack.adapters.transformers import inputs as inputs_module
 from mmpack.errors import ModelError, SchemaError
 from mmpack.families import FAMILIES
@@ -99,7 +100,7 @@ def test_text_where_other_ranks_run_a_sharded_tower(attached, monkeypatch):
     """Where the forward takes no encoded media, this rank can't call the tower with them: that must not be silent."""
     for name in ("has_sharded_tower", "is_sharded"):
         monkeypatch.setattr(inputs_module, name, lambda _: True)
-    for module in (inputs_module, tower):
+    for module in (inputs_module, versions):
         monkeypatch.setattr(module, "takes_encoded_media", lambda _: False)
     batch = mp.pack([make_sample([("text", [1, 2]), ("loss", [3])])])
     for runs in (None, NONE):  # nothing is known, or no rank has media
