@@ -4,6 +4,8 @@
 """
 
 import pytest
+import transformers
+from packaging.version import Version
 from support.planting.plants import PLANTS
 from support.planting.plants_hard import HARD
 from support.planting.registry import verdicts
@@ -14,6 +16,8 @@ import mmpack as mp
 @pytest.mark.parametrize("name", [*PLANTS, *HARD])
 def test_each_plant_is_named_or_unknown(name):
     plant = (PLANTS | HARD)[name]
+    if name in PLANTS and "alpha" in name and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip("this transformers drops transparency, so that nothing differs")
     expected = "honest" if plant.honest or not plant.truth else "right"
     for said, report in verdicts(plant):
         assert said == ("fine" if plant.harmless else expected), "\n".join(report.lines())
