@@ -1,6 +1,7 @@
 """A real vLLM engine on the CPU: its outputs as samples and back, what its model was run with, its weights."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,10 +131,11 @@ def test_pixels_that_are_bytes_go_back_as_floats_and_none_not_at_all():
 
 
 def request_output(**changes):
-    from vllm import CompletionOutput, RequestOutput
+    from vllm import CompletionOutput, RequestOutput, outputs
     from vllm.logprobs import Logprob
-    from vllm.outputs import WeightVersionSpan
 
+    span = getattr(outputs, "WeightVersionSpan", SimpleNamespace)  # since 0.32
+    versions = [span(version=v, start=k, end=k + 1) for k, v in enumerate(("3", "4"))]
     likeliest = {7: Logprob(-0.5, rank=1), 5: Logprob(-1.5, rank=4)}
     completions = [
         CompletionOutput(
@@ -144,10 +146,11 @@ def request_output(**changes):
             logprobs=[likeliest, {151645: Logprob(-0.25, rank=1)}],
             finish_reason=reason,
             stop_reason=None,
-            weight_versions=[WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2)],
         )
         for k, reason in enumerate(("stop", "length", "abort", "error"))
     ]
+    for completion in completions:
+        completion.weight_versions = versions
     fields = {
         "request_id": "r",
         "prompt": None,

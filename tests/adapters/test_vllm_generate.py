@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.engines import messages, picture, reset, shared_engine, trainer, video
+from support.recorded_trees import npy
 
 import mmpack as mp
 from mmpack.adapters.transformers import attach, model_inputs
@@ -19,6 +20,7 @@ from mmpack.adapters.vllm import (
     from_render,
     to_generate,
 )
+from mmpack.adapters.vllm.versions import protocol_class, tokens_module
 from mmpack.contracts import TOLERANCES
 from mmpack.errors import ArgumentError, LayoutError, SchemaError
 
@@ -113,8 +115,8 @@ def test_the_ratio_is_one_from_render_to_loss(engine, server):
 
 def test_a_sample_goes_back_as_the_request_that_it_came_from(engine, server):
     from vllm import SamplingParams
-    from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
 
+    decode_mm_kwargs_item = tokens_module("mm_serde", "test").decode_mm_kwargs_item
     request = server.render(shown(picture(1), picture(2, width=200)), **SAMPLING)
     store = MediaStore()
     samples = from_render([request], engine.processor, store=store)
@@ -177,8 +179,6 @@ def made():
 
 def test_routes_of_the_server_are_the_sample_s(made):
     """A row per token that the engine ran; a layer without experts is zeros. No engine of a CPU returns them."""
-    from vllm.utils.serial_utils import numpy2base64 as npy
-
     processor, request, response = made[0], *copy.deepcopy(made[1:])
     [choice] = response["choices"]
     length = len(request["token_ids"]) + len(choice["token_ids"])
@@ -216,7 +216,7 @@ def step_of(response):
             ArgumentError,
             "is not a medium of vLLM's",
         ),
-        (lambda q, a: a.update(choices=7), ArgumentError, "is not a GenerateTokensResponse"),
+        (lambda q, a: a.update(choices=7), ArgumentError, "is not a Generate(Tokens)?Response"),
         (
             lambda q, a: step_of(a)[1].update(logprob=-9999.0),
             ArgumentError,

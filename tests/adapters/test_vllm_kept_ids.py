@@ -1,5 +1,7 @@
 """Kept ids of a real vLLM engine: the trainer's logprobs over them are the rollout's, and over all ids they are not."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -97,7 +99,7 @@ def test_what_keeps_no_ids_is_refused(engine, monkeypatch):
         engine.rollout(PROMPTS[:1], NAMES[:1], top_p=0.5)
     # vLLM's own answer to `return_sampling_mask=True` here, where it has no Triton
     monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
-    with pytest.raises(BackendError, match="replay requires Model Runner V2"):
+    with pytest.raises(BackendError, match=r"replay requires Model Runner V2|since 0\.28"):
         VllmEngine(checkpoint(), kept_ids=True)
 
 
@@ -106,10 +108,9 @@ def test_what_keeps_no_ids_is_refused(engine, monkeypatch):
 
 def converted(engine, mask=None, steps=None, flat=False, logprobs_mode=PROCESSED, **sampling):
     """A completion of ids 5 and 9, as vLLM's own classes hold it, as a sample."""
-    from vllm import CompletionOutput, RequestOutput, SamplingParams
+    from vllm import CompletionOutput, RequestOutput, SamplingParams, outputs
     from vllm.inputs import tokens_input
     from vllm.logprobs import FlatLogprobs, Logprob
-    from vllm.outputs import SamplingMask
 
     steps = steps or [{5: -1.5, 7: -0.25}, {9: -0.5, 5: -0.9}]
     logprobs = [
@@ -119,9 +120,10 @@ def converted(engine, mask=None, steps=None, flat=False, logprobs_mode=PROCESSED
     if flat:
         logprobs, plain = FlatLogprobs(), logprobs
         logprobs.extend(plain)
-    kept = None if mask is None else SamplingMask(mask)
     of = {"index": 0, "text": "", "token_ids": [5, 9], "cumulative_logprob": None}
-    made = CompletionOutput(**of, logprobs=logprobs, sampling_mask=kept)
+    made = CompletionOutput(**of, logprobs=logprobs)
+    if mask is not None:
+        made.sampling_mask = getattr(outputs, "SamplingMask", SimpleNamespace)(token_ids=mask)
     output = RequestOutput("r", None, [11, 12, 13], None, [made], True)
     params = SamplingParams(**{"top_k": 2, "logprobs": 1} | sampling)
     given = ([output], [tokens_input([11, 12, 13])], [{}], params, engine.processor)

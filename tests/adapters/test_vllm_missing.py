@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from support.samples import make_sample
 from support.tiny_models import tiny_qwen2_5_vl
 
 import mmpack.adapters.vllm.engine_inputs as inputs
-from mmpack.adapters.vllm import engine, samples
+from mmpack.adapters.vllm import engine, samples, versions
 from mmpack.errors import ArgumentError, BackendError, MissingExtraError
 from mmpack.families import get_family
 
@@ -59,8 +60,50 @@ def llm(monkeypatch, tmp_path):
     config = tiny_qwen2_5_vl().config
     config.get_text_config().max_position_embeddings = 512
     config.save_pretrained(tmp_path)
-    monkeypatch.setattr(engine, "load_vllm", lambda: SimpleNamespace(LLM=reject))
+    # an EngineArgs of before 0.28
+    names = ("block_size", "enforce_eager", "max_logprobs", "mm_processor_cache_gb")
+    older = SimpleNamespace(
+        LLM=reject, EngineArgs=make_dataclass("EngineArgs", names), __version__="0.24.0"
+    )
+    monkeypatch.setattr(engine, "load_vllm", lambda: older)
     return str(tmp_path), asked
+
+
+def test_an_older_version_gets_what_it_takes_and_names_the_newer_one(llm, monkeypatch):
+    folder, asked = llm
+    for triton, error in ((False, "Rejected"), (True, r"since 0\.28; this is 0\.24\.0\. Fix: install")):
+        found = SimpleNamespace(HAS_TRITON=triton)
+        monkeypatch.setattr(engine, "require", lambda name, *_, found=found: found)
+        with pytest.raises(BackendError, match=error):
+            engine.VllmEngine(folder, kept_ids=True)
+    assert asked["max_logprobs"] == -1 and "mm_device_do_normalize" not in asked
+    with pytest.raises(BackendError):
+        engine.VllmEngine(folder, mm_device_do_normalize=True)  # the caller's own goes to vLLM as it is
+    assert asked["mm_device_do_normalize"] is True
+
+
+def test_outputs_of_an_older_version_are_of_the_weights_that_were_loaded_last():
+    output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6]), SimpleNamespace(token_ids=[])])
+    versions.label_outputs([output], None)
+    assert not hasattr(output.outputs[0], "weight_versions")
+    output.outputs[1].weight_versions = told = []
+    versions.label_outputs([output], "3")
+    [span] = output.outputs[0].weight_versions
+    assert (span.start, span.end, span.version) == (0, 2, "3")
+    assert output.outputs[1].weight_versions is told  # vLLM's own
+
+
+def test_one_video_s_metadata_goes_by_keyword_where_vllm_drops_it():
+    def renderer(kept):
+        parser = SimpleNamespace(video_needs_metadata=kept)
+        return SimpleNamespace(get_mm_processor=lambda: SimpleNamespace(data_parser=parser))
+
+    assert versions.metadata_keyword(renderer(True), [{"fps": 2.0}] * 2) == {}
+    assert versions.metadata_keyword(renderer(False), [{"fps": 2.0}]) == {
+        "video_metadata": [{"fps": 2.0}]
+    }
+    with pytest.raises(ArgumentError, match="2 videos.* Fix: pass one video per prompt"):
+        versions.metadata_keyword(renderer(False), [{"fps": 2.0}] * 2)
 
 
 def test_what_vllm_rejects_is_one_line(llm):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.models.serving import BaseModelPath, OpenAIModelRegistry
-from vllm.entrypoints.scale_out.render.serving import ServingRender
-from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
-from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
-from vllm.renderers.online_renderer import OnlineRenderer
 
 from mmpack.adapters.vllm import VllmEngine
+from mmpack.adapters.vllm.versions import protocol_class, tokens_module
 
 MODEL = "policy"
 
@@ -25,15 +23,25 @@ class Server:
         client = _Client(engine)
         registry = OpenAIModelRegistry(client.model_config, [BaseModelPath(MODEL, MODEL)])
         registry.lora_requests = {}
-        online = OnlineRenderer(
-            model_config=client.model_config,
-            renderer=client.renderer,
-            request_logger=None,
-            chat_template=None,
-            chat_template_content_format="auto",
-        )
-        self._render = ServingRender(registry, online)
-        self._tokens = ServingTokens(client, registry, online, request_logger=None)
+        settings = {
+            "model_config": client.model_config,
+            "renderer": client.renderer,
+            "request_logger": None,
+            "chat_template": None,
+            "chat_template_content_format": "auto",
+        }
+        if importlib.util.find_spec("vllm.entrypoints.scale_out"):
+            from vllm.entrypoints.scale_out.render.serving import ServingRender
+            from vllm.renderers.online_renderer import OnlineRenderer
+
+            online = OnlineRenderer(**settings)
+            self._render = ServingRender(registry, online)
+        else:  # vLLM 0.24
+            from vllm.entrypoints.serve.render.serving import OpenAIServingRender
+
+            online = self._render = OpenAIServingRender(model_registry=registry, **settings)
+        serving = tokens_module("serving", "Server").ServingTokens
+        self._tokens = serving(client, registry, online, request_logger=None)
 
     def render(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         return self.asked({"model": MODEL, "messages": messages, **fields})
@@ -43,7 +51,8 @@ class Server:
         return _json(self._render.render_chat_request(ChatCompletionRequest.model_validate(body)))
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return _json(self._tokens.serve_tokens(GenerateRequest.model_validate(request)))
+        given = protocol_class("GenerateRequest", "Server").model_validate(request)
+        return _json(self._tokens.serve_tokens(given))
 
 
 class _Client:

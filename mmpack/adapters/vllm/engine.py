@@ -22,6 +22,13 @@ from transformers import AutoConfig
 
 from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.adapters.vllm.samples import EVERY_ID, PROCESSED, asked_logprobs, item_of, to_samples
+from mmpack.adapters.vllm.versions import (
+    known_settings,
+    label_outputs,
+    label_weights,
+    media_cache,
+    metadata_keyword,
+)
 from mmpack.errors import ArgumentError, BackendError, ModelError, check_flag, require
 from mmpack.families import family_of_config
 from mmpack.processors.messages import parts_of
@@ -87,7 +94,7 @@ class VllmEngine:
         # where kept ids come from: V2's own lists, or the logprobs of the model runner that does without Triton
         triton = require("vllm.triton_utils", "vllm", "VllmEngine").HAS_TRITON if kept_ids else None
         kept_from = None if triton is None else "sampling_mask" if triton else "logprobs"
-        defaults = {
+        settings = {
             "block_size": 32,
             "enforce_eager": True,
             "limit_mm_per_prompt": {"image": 8, "video": 1},
@@ -97,6 +104,8 @@ class VllmEngine:
             "skip_mm_profiling": True,
             **_KEPT_SETTINGS.get(kept_from, {}),
         }
+        settings = known_settings(vllm, settings) | options
+        self._version: str | None = None  # of the weights that were loaded last
         try:
             length = max_model_len
             if not length:
@@ -110,7 +119,7 @@ class VllmEngine:
                 max_num_batched_tokens=chunked_prefill or length,
                 max_model_len=length,
                 logprobs_mode=self.logprobs_mode,
-                **(defaults | options),
+                **settings,
             )
         except Exception as error:  # pydantic's, the platform's, the model's
             reason = " ".join(str(error).split())[:300]
@@ -266,11 +275,14 @@ class VllmEngine:
             out["multi_modal_data"] = dict(media)
         if "video" in media:
             # frames and metadata as vLLM's own loaders hand them to its processors
+            metadata = [hf_metadata(clip.plan) for clip in media["video"]]
             out["multi_modal_data"]["video"] = [
-                (clip.tensor(), hf_metadata(clip.plan) | {"do_sample_frames": False})
-                for clip in media["video"]
+                (clip.tensor(), known | {"do_sample_frames": False})
+                for clip, known in zip(media["video"], metadata, strict=True)
             ]
             out["mm_processor_kwargs"] = {"do_sample_frames": False}
+            if self.processor.family.tokens_per_second is not None:
+                out["mm_processor_kwargs"] |= metadata_keyword(self.llm.renderer, metadata)
             if not all(clip.plan.settings.get("do_resize", True) for clip in media["video"]):
                 out["mm_processor_kwargs"]["do_resize"] = False
         return out
@@ -294,7 +306,7 @@ class VllmEngine:
 
     def media_cache_hits(self) -> int:
         """How many media of all prompts so far came out of the media cache, and were not processed again."""
-        cache = self.llm.renderer._mm_processor_only_cache
+        cache = media_cache(self.llm.renderer)
         return 0 if cache is None else int(cache.make_stats().hits)
 
     def positions(self, given: Any) -> tuple[np.ndarray, int]:
@@ -322,7 +334,8 @@ class VllmEngine:
                 "VllmEngine.load_weights: requests are running, and they would keep keys and values of the old "
                 "weights. Fix: finish or abort them first"
             )
-        self.llm.llm_engine.set_weight_version(version)
+        label_weights(self.llm.llm_engine, version)
+        self._version = version
 
     def weight_checksums(
         self, tensors: Mapping[str, torch.Tensor]
@@ -353,6 +366,7 @@ class VllmEngine:
                 request_id = str(next(self.llm.request_counter))
                 self.llm.llm_engine.add_request(request_id, one, params)
             outputs += self.llm.wait_for_completion(use_tqdm=False)
+        label_outputs(outputs, self._version)
         return outputs
 
 
@@ -382,7 +396,7 @@ def _checksums(model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, s
 
 def _place(model: Any, name: str) -> tuple[str, int]:
     """The engine's name of a tensor, and its rank among those fused into it, by the model's own tables."""
-    mapped = model.hf_to_vllm_mapper.map_name(name)
+    mapped = (model.hf_to_vllm_mapper.apply_list([name]) or [name])[0]
     for whole, parts in model.packed_modules_mapping.items():
         for rank, part in enumerate(parts):
             if f".{part}." in mapped and part != whole:

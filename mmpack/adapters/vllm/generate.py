@@ -17,14 +17,14 @@ from mmpack.adapters.rendered import MediaStore, RenderedMedia, rendered_sample
 from mmpack.adapters.vllm.calls import LOGPROB_KINDS, NO_LOGPROB, check_known
 from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.adapters.vllm.samples import sample_of
-from mmpack.errors import ArgumentError, check_name, kind_of, require
+from mmpack.adapters.vllm.versions import features_of, protocol_class, tokens_module
+from mmpack.errors import ArgumentError, check_name, kind_of
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.occurrences import occurring_media
 from mmpack.processors.wrap import Processor
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
-
-_ROOM = "vllm.entrypoints.scale_out.token_in_token_out"
+from mmpack.trajectory.chat import TOKEN
 
 
 def from_render(
@@ -90,7 +90,8 @@ def from_generate(
     prompts = _prompts("from_generate", read, processor, group_ids, store, images)
     out = []
     for at, request, answer, prompt in zip(where, read, answers, prompts, strict=True):
-        usage = answer.usage and answer.usage.prompt_tokens_details
+        usage = getattr(answer, "usage", None)  # since 0.25
+        usage = usage and usage.prompt_tokens_details
         output = SimpleNamespace(
             request_id=answer.request_id,
             prompt_token_ids=request.token_ids,
@@ -133,8 +134,7 @@ def to_generate(
     Raises: MissingExtraError without vLLM; SchemaError (MM404) for media without pixels; ArgumentError for a video with
     text between its frames, of which a GenerateRequest cannot say where its placeholders are.
     """
-    protocol = require(f"{_ROOM}.protocol", "vllm", "to_generate")
-    extract = require(f"{_ROOM}.mm_features", "vllm", "to_generate").extract_mm_features
+    make = protocol_class("GenerateRequest", "to_generate")
     each = sampling if isinstance(sampling, Sequence) else [sampling] * len(samples)
     check_each("to_generate", len(samples), "samples", {"sampling": each})
     inputs = from_samples(samples, responses, media, engine_hashes=True)
@@ -143,9 +143,9 @@ def to_generate(
         _refuse_gaps(given, f"to_generate: samples[{i}]")
         if sent is not None:
             _leave_out(given, sent)
-        request = protocol.GenerateRequest(
+        request = make(
             token_ids=given["prompt_token_ids"],
-            features=extract(given),
+            features=features_of(given, "to_generate"),
             sampling_params=params,
             **fields,
         )
@@ -184,7 +184,7 @@ def _media(features: Any, where: str) -> RenderedMedia:
     """The media of vLLM's MultiModalFeatures, or of none."""
     if features is None:
         return RenderedMedia()
-    decode = require(f"{_ROOM}.mm_serde", "vllm", where).decode_mm_kwargs_item
+    decode = tokens_module("mm_serde", where).decode_mm_kwargs_item
     items: dict[str, list[dict[str, Any] | None]] = {}
     for modality, hashes in features.mm_hashes.items():
         encoded = (features.kwargs_data or {}).get(modality) or [None] * len(hashes)
@@ -208,7 +208,10 @@ def _decoded(decode: Any, text: str, where: str) -> dict[str, Any]:
 def _completion(choice: Any, where: str) -> SimpleNamespace:
     """A choice as the fields of vLLM's CompletionOutput."""
     routes = choice.routed_experts
-    mask = choice.sampling_mask
+    # since 0.28, 0.32 and 0.32
+    mask, stop_reason, versions = (
+        getattr(choice, name, None) for name in ("sampling_mask", "stop_reason", "weight_versions")
+    )
     return SimpleNamespace(
         index=choice.index,
         token_ids=choice.token_ids or [],
@@ -216,8 +219,8 @@ def _completion(choice: Any, where: str) -> SimpleNamespace:
         sampling_mask=None if mask is None else SimpleNamespace(token_ids=mask),
         routed_experts=None if routes is None else npy_rows(routes, where),
         finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        weight_versions=choice.weight_versions,
+        stop_reason=stop_reason,
+        weight_versions=versions,
     )
 
 
@@ -233,13 +236,25 @@ def _logprobs(choice: Any, where: str) -> list[dict[int, SimpleNamespace]] | Non
     check_known([step.logprob for step in steps], where)
     return [
         {
-            entry.token_id: SimpleNamespace(
-                logprob=entry.logprob if entry.logprob > NO_LOGPROB else -math.inf, rank=entry.rank
+            _token_id(entry, where): SimpleNamespace(
+                logprob=entry.logprob if entry.logprob > NO_LOGPROB else -math.inf,
+                rank=getattr(entry, "rank", None),
             )
             for entry in (step, *step.top_logprobs)
         }
         for step in steps
     ]
+
+
+def _token_id(entry: Any, where: str) -> int:
+    """Of a GenerateLogProb; before 0.32 of the text `token_id:5`, and without a rank."""
+    found = None if hasattr(entry, "token_id") else TOKEN.fullmatch(entry.token)
+    if found is None and not hasattr(entry, "token_id"):
+        raise ArgumentError(
+            f"{where}: a logprob is of {entry.token!r:.40}, expected token_id:<id>. "
+            "Fix: pass the response as the server sent it"
+        )
+    return int(found[1]) if found else entry.token_id
 
 
 def _leave_out(given: Any, sent: set[str]) -> None:
@@ -270,17 +285,17 @@ def _check_list(what: str, requests: Any) -> None:
 
 def _valid(name: str, given: Any, where: str) -> Any:
     """`given` as vLLM's own class, which checks it. Raises: ArgumentError."""
-    model = getattr(require(f"{_ROOM}.protocol", "vllm", where), name)
+    model = protocol_class(name, where)
     if isinstance(given, model):
         return given
     if not isinstance(given, Mapping):
         raise ArgumentError(
-            f"{where} is {kind_of(given)}, expected a {name}. Fix: pass the object, or its JSON as a dict"
+            f"{where} is {kind_of(given)}, expected a {model.__name__}. Fix: pass the object, or its JSON as a dict"
         )
     try:
         return model.model_validate(dict(given))
     except ValueError as error:  # pydantic's
         reason = " ".join(str(error).split())[:200]
         raise ArgumentError(
-            f"{where} is not a {name} ({reason}). Fix: pass what vLLM answered"
+            f"{where} is not a {model.__name__} ({reason}). Fix: pass what vLLM answered"
         ) from error

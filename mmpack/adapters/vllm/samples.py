@@ -86,7 +86,7 @@ def kept_ids(
     Raises: ArgumentError where logprobs are raw, so not those of the kept ids; where penalties or biases moved the
     logits; and where more ids may have been kept than were asked for.
     """
-    mask = completion.sampling_mask
+    mask = getattr(completion, "sampling_mask", None)  # since 0.28
     if mask is None and not (_filtered(params) and _asked_for_all(params, logprobs_mode)):
         return None
     check_unmoved(params, where)
@@ -138,6 +138,11 @@ def _finite(steps: Sequence[Step] | None, params: Any, where: str) -> Ragged:
             raise ArgumentError(
                 f"{where}, token {n}: all of the {params.logprobs} likeliest ids are kept, and more may be. "
                 f"Fix: use SamplingParams(logprobs={EVERY_ID})"
+            )
+        if len(ids) == 1 and params.logprobs == EVERY_ID:
+            raise ArgumentError(
+                f"{where}, token {n}: every id was asked for and one came, as vLLM's server does before 0.31. "
+                f"Fix: use vLLM 0.31, or a top_k and SamplingParams(logprobs=top_k + {TIES})"
             )
         lists.append(np.unique(ids[kept]))
     return Ragged.of(lists)
@@ -309,10 +314,10 @@ def sample_of(
     logprobs, likeliest = _logprobs(steps, response)
     versions = [
         PolicyVersion(start + span.start, start + span.end, span.version)
-        for span in completion.weight_versions or ()
+        for span in getattr(completion, "weight_versions", None) or ()  # since 0.32
     ]
     finish = completion.finish_reason
-    routes = getattr(completion, "routed_experts", None)
+    routes = completion.routed_experts
     about = {
         "request_id": output.request_id,
         "index": completion.index,
