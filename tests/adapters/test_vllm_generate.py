@@ -3,6 +3,7 @@
 import base64
 import copy
 import io
+import json
 import re
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from mmpack.errors import ArgumentError, LayoutError, SchemaError
 
 pytestmark = pytest.mark.engine
 
+RECORDED = sorted((Path(__file__).parents[2] / "fixtures" / "vllm").glob("*.json"))
 MAX = TOLERANCES["engines_max"].value
 SAMPLING = {"temperature": 0.8, "top_k": 20, "max_tokens": 5, "logprobs": True, "top_logprobs": 84}
 
@@ -196,6 +198,50 @@ def test_routes_of_the_server_are_the_sample_s(made):
         ArgumentError, match=r"^from_generate: \[0\]: routed_experts has .* rows for"
     ):
         from_generate([request], [response], processor, logprobs_mode="processed_logprobs")
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_an_answer_of_an_older_version(path, monkeypatch):
+    """Recorded JSON, in the class of vLLM 0.24: no usage, ids of logprobs as text, no ranks, no lists of kept ids."""
+    from pydantic import BaseModel
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionLogProbs
+
+    class Choice(BaseModel):
+        index: int
+        logprobs: ChatCompletionLogProbs | None
+        finish_reason: str | None
+        token_ids: list[int]
+        routed_experts: str | None = None
+
+    class GenerateResponse(BaseModel):
+        request_id: str
+        choices: list[Choice]
+
+    own = {"GenerateTokensResponse": GenerateResponse}
+    known = lambda name, where: own.get(name) or protocol_class(name, where)  # noqa: E731
+    monkeypatch.setattr("mmpack.adapters.vllm.generate.protocol_class", known)
+    processor = mp.wrap_processor(trainer()[1])
+    request, response = json.loads(path.read_text(encoding="utf-8"))[0].values()
+    options = {"logprobs_mode": "processed_logprobs"}
+    samples = from_generate([request], [response], processor, **options)
+    assert mp.validate(samples) == []
+    for sample, choice in zip(samples, response["choices"], strict=True):
+        steps = choice["logprobs"]["content"]
+        said = [[e["logprob"] for e in s["top_logprobs"] if e["logprob"] > -9999] for s in steps]
+        assert [len(ids) for ids in sample.kept_ids.lists()] == [len(s) for s in said] == [3] * 4
+        assert np.exp(said).sum(1) == pytest.approx(1, abs=1e-5)  # softmax over the kept ids
+        assert sample.rollout_logprobs.tolist() == [np.float32(s["logprob"]) for s in steps]
+        assert sample.input_ids.tolist() == request["token_ids"] + choice["token_ids"]
+        assert sample.policy_versions is None
+    # before 0.31 the server answers a request for every id with one
+    request["sampling_params"]["logprobs"] = -1
+    for step in response["choices"][0]["logprobs"]["content"]:
+        del step["top_logprobs"][1:]
+    with pytest.raises(ArgumentError, match=r"every id was asked for and one came.*use vLLM 0\.31"):
+        from_generate([request], [response], processor, **options)
+    step_of(response)[0]["token"] = "the"
+    with pytest.raises(ArgumentError, match="a logprob is of 'the', expected token_id:<id>"):
+        from_generate([request], [response], processor, **options)
 
 
 def step_of(response):

@@ -71,19 +71,24 @@ def llm(monkeypatch, tmp_path):
 
 def test_an_older_version_gets_what_it_takes_and_names_the_newer_one(llm, monkeypatch):
     folder, asked = llm
-    for triton, error in ((False, "Rejected"), (True, r"since 0\.28; this is 0\.24\.0\. Fix: install")):
+    for triton, error in (
+        (False, "Rejected"),
+        (True, r"since 0\.28; this is 0\.24\.0\. Fix: install"),
+    ):
         found = SimpleNamespace(HAS_TRITON=triton)
         monkeypatch.setattr(engine, "require", lambda name, *_, found=found: found)
         with pytest.raises(BackendError, match=error):
             engine.VllmEngine(folder, kept_ids=True)
     assert asked["max_logprobs"] == -1 and "mm_device_do_normalize" not in asked
     with pytest.raises(BackendError):
-        engine.VllmEngine(folder, mm_device_do_normalize=True)  # the caller's own goes to vLLM as it is
+        engine.VllmEngine(folder, mm_device_do_normalize=True)  # the caller's own goes to vLLM
     assert asked["mm_device_do_normalize"] is True
 
 
 def test_outputs_of_an_older_version_are_of_the_weights_that_were_loaded_last():
-    output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[5, 6]), SimpleNamespace(token_ids=[])])
+    output = SimpleNamespace(
+        outputs=[SimpleNamespace(token_ids=[5, 6]), SimpleNamespace(token_ids=[])]
+    )
     versions.label_outputs([output], None)
     assert not hasattr(output.outputs[0], "weight_versions")
     output.outputs[1].weight_versions = told = []
@@ -102,7 +107,7 @@ def test_one_video_s_metadata_goes_by_keyword_where_vllm_drops_it():
     assert versions.metadata_keyword(renderer(False), [{"fps": 2.0}]) == {
         "video_metadata": [{"fps": 2.0}]
     }
-    with pytest.raises(ArgumentError, match="2 videos.* Fix: pass one video per prompt"):
+    with pytest.raises(ArgumentError, match=r"2 videos.* Fix: pass one video per prompt"):
         versions.metadata_keyword(renderer(False), [{"fps": 2.0}] * 2)
 
 

