@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
+from mmpack.adapters.processed_media import SECONDS
 from mmpack.adapters.vllm.engine_inputs import from_samples
 from mmpack.adapters.vllm.samples import EVERY_ID, PROCESSED, asked_logprobs, item_of, to_samples
 from mmpack.adapters.vllm.versions import (
@@ -281,7 +282,7 @@ class VllmEngine:
                 for clip, known in zip(media["video"], metadata, strict=True)
             ]
             out["mm_processor_kwargs"] = {"do_sample_frames": False}
-            if self.processor.family.tokens_per_second is not None:
+            if SECONDS in self.hf_processor.model_input_names:
                 out["mm_processor_kwargs"] |= metadata_keyword(self.llm.renderer, metadata)
             if not all(clip.plan.settings.get("do_resize", True) for clip in media["video"]):
                 out["mm_processor_kwargs"]["do_resize"] = False
