@@ -26,11 +26,15 @@ from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError
-from mmpack.families import family_of_config
+from mmpack.families import FAMILIES, family_of_config
+from mmpack.families.qwen3 import QWEN3
+from mmpack.families.register import register_family
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
 WHERE = "UniRL replay"
+if QWEN3.name not in FAMILIES:
+    register_family(QWEN3)
 
 
 class Replay(Handle):
