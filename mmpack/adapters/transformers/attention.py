@@ -149,7 +149,9 @@ def refuse_unpackable(whole: Any) -> None:
 
 def towers_of(family: Family) -> list[Part]:
     """The towers that models of a family have."""
-    return [TOWER] * (family.image_token_id is not None) + [AUDIO_TOWER] * (family.audio is not None)
+    return [TOWER] * (family.image_token_id is not None) + [AUDIO_TOWER] * (
+        family.audio is not None
+    )
 
 
 def _attach(core: Any, parts: list[Part]) -> list[Part]:
