@@ -1,4 +1,4 @@
-"""UniRL's own roles on the CPU, as its worker makes them of a recipe; parts that it trains on, and a step's gradients."""
+"""UniRL's roles as its worker makes them of a recipe; parts that it trains on; a step and its gradients."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ class Stack(TrainStack):
 
 
 class Planner:
-    """UniRL's `MicroPlanner`: samples of one prompt meet in micro-batches, whose rows are counted with shared prefixes.
+    """UniRL's `MicroPlanner`: samples of one prompt meet in a micro-batch, and rows that they share count once.
 
-    Each update has the samples that UniRL gives it, and ranks run equal numbers of micro-batches. Losses are weighted by
-    samples or tokens, so that gradients are those of any other micro-batches.
+    Each update has the samples that UniRL gives it, and ranks run equal numbers of micro-batches. UniRL weights a
+    micro-batch by its samples or tokens, so that losses and gradients don't depend on the cut.
     """
 
     def __init__(self, algorithm: Any, replay: Replay, max_tokens: int | None = None):
