@@ -1,7 +1,6 @@
 """UniRL's real stages, algorithms and train stack, stock and through mmpack: logprobs, values, losses, gradients."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,14 +9,12 @@ import torch
 from conformance.subject import Subject
 from support.kits import get_kit
 from support.models import smallest_qwen2_5_vl
-from support.process import free_port
 from support.ranks import spawned
 
 from mmpack.errors import ModelError
 
 pytestmark = pytest.mark.unirl
 pytest.importorskip("unirl")
-RECIPE = Path(__file__).parents[1] / "support" / "unirl_recipe.yaml"
 # what a CPU needs instead of a recipe's GPUs; rates of 0 let many steps have the same weights
 SMALL = [
     "bundle.config.model_precision=fp32",
@@ -190,6 +187,7 @@ def checkpoint(subject, tmp_path_factory):
 @pytest.fixture(scope="module")
 def recipe(checkpoint, tmp_path_factory):
     """`(line, …) -> configuration`, composed by Hydra as UniRL's command prints it with `--cfg job`."""
+    from support.unirl_steps import RECIPE
     from unirl.train_ar import main
 
     folder = tmp_path_factory.mktemp("recipes") / "ar"
@@ -218,22 +216,19 @@ def recipe(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def group():
-    names = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in names.items():
-            patch.setenv(name, value)
-        yield
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
-ALGORITHMS = {
+CASES = {
     "grpo": (),
+    "lora": ("+backend.lora_cfg={_target_:unirl.train.configs.LoraConfig,rank:4}",),
+    "torch's checkpoints": (
+        "bundle.config.use_gradient_checkpointing=false",
+        "+backend.fsdp_cfg.activation_checkpointing=true",
+    ),
     "grpo by replay": (
         "+algorithm.old_logp_source=replay",
         "+algorithm.loss_agg_mode=seq-mean-token-mean",
@@ -247,12 +242,12 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", CASES)
 def test_the_recipe_trains_as_stock(recipe, group, part, name):
     """The recipe with its one line: FSDP2, checkpoints, micro-batches; then its own replay and planner."""
     from support.unirl_steps import roles, step
 
-    cfg = recipe(ENABLED, *ALGORITHMS[name])
+    cfg = recipe(ENABLED, *CASES[name])
     made = roles(cfg)
     ours, gradients = step(made.stack, part)
     stats = made.stack.replay.stats
@@ -288,6 +283,7 @@ def train(rank, ranks, folder):
     check_same(theirs, gradients)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_stock(recipe, part, tmp_path):
     from omegaconf import OmegaConf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from unirl.types.sample import Part
 from unirl.types.sampling import ARSamplingParams
 from unirl.types.segments import TextSegment
 
+RECIPE = Path(__file__).with_name("unirl_recipe.yaml")
 ROLES = {
     "bundle": (),
     "pipeline": ("bundle",),

@@ -2,7 +2,7 @@
 
 One line of a recipe, `stack._target_: mmpack.adapters.unirl.Stack`, or one call, `enable(stack)`.
 
-Run with UniRL 0.2.0, transformers 5.12.1.
+Run with unirl 0.2.0, transformers 5.12.1.
 """
 
 from mmpack.errors import needs
