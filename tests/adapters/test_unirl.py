@@ -1,5 +1,6 @@
 """UniRL's real stages, algorithms and train stack, stock and through mmpack: logprobs, values, losses, gradients."""
 
+import gc
 import sys
 from types import SimpleNamespace
 
@@ -171,6 +172,24 @@ def test_replay_of_text_and_values_is_stock(text_part):
     assert any("value_head" in name for name in stock[1])
     # the second turn's prompt goes on from the first's rows: 20 of the prompt, 3 + 1 + 3 + 2, 9 + 2; no last tokens
     assert stats["tokens_unshared"] - stats["tokens"] == 2 * 20 + 3
+
+
+def test_media_are_known_while_their_pixels_live(subject, part):
+    from unirl.models.qwen_vl.conditions import QwenVLARConditions
+
+    from mmpack.adapters.unirl import Replay
+
+    stage = qwen_vl(subject)
+    given = QwenVLARConditions.from_dict(part.conditions)
+    shown = [p if p is None else p.clone() for p in given.pixel_values]
+    given = QwenVLARConditions(given.prompt, shown, given.image_grid_thw)
+    with Replay(stage):
+        replay = stage.replay.__self__
+        again = [replay.samples(given, part.segment) for _ in range(2)]
+        assert again[0][0].media[0] is again[1][0].media[0] and len(replay.media) == 8
+        del again, given, shown
+        gc.collect()
+        assert len(replay.media) == 0
 
 
 # ---- the recipe -------------------------------------------------------------------------------------

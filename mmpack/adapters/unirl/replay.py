@@ -50,7 +50,7 @@ class Replay(Handle):
         model = unwrap(stage.model.transformer, WHERE)
         refuse_unpackable(model)
         self.family = family_of_config(model.config)
-        # pixels [patches, patch_dim] -> their media, hashed once a step: passes are given the same tensors
+        # pixels [patches, patch_dim] -> their media, while a step holds them: hashed once for all passes
         self.media = WeakIdKeyDictionary()
         self.start()
 
@@ -137,7 +137,8 @@ class Replay(Handle):
             return {"image": [], "video": []}
         found = self.media.get(pixels)
         if found is None:
-            given = {"pixel_values": pixels, "image_grid_thw": grids}
+            # detached: a view of the tensor would keep it
+            given = {"pixel_values": pixels.detach(), "image_grid_thw": grids}
             found = self.media[pixels] = media_of_inputs(given, self.family, where)
         media: dict[str, list[Medium]] = found
         return media
