@@ -18,7 +18,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
 
 # Frameworks whose pins need environments of their own; those whose pins agree; markers that leave out the tests of all.
-APART := verl openrlhf sglang
+APART := verl openrlhf unirl sglang
 TOGETHER := renderers deepspeed quantized plane logging
 FRAMEWORKS := $(APART) $(TOGETHER) hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
@@ -218,6 +218,8 @@ ENVIRONMENT_STAMPS := $(ENVIRONMENTS:%=.venv-%/.stamp)
 .PHONY: environments
 environments: $(ENVIRONMENT_STAMPS)  ## all of the other environments
 
+# UniRL 0.2 says that it requires Python 3.12; under 3.11 it runs as well.
+.venv-unirl/.stamp: private export PIP_IGNORE_REQUIRES_PYTHON := 1
 $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	$(BIN)/python -m venv --clear --without-pip $(@D)
 	$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install -qq --no-deps -r $<

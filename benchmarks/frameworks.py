@@ -1,6 +1,6 @@
 """What each framework's own code and mmpack put through the model, for one training pass over the same rollout.
 
-    python benchmarks/frameworks.py trl trainer accelerate     # in .venv; lightning, verl, openrlhf: in theirs
+    python benchmarks/frameworks.py trl trainer accelerate     # in .venv; lightning, verl, openrlhf, unirl: in theirs
 
 Rows of the text model and patches of the tower are counted by hooks of its modules, in a tiny Qwen2.5-VL on a CPU: they
 follow from the batch, not from the machine. Each framework is a file of benchmarks/results/frameworks/; `--page` writes
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -352,6 +353,46 @@ def of_openrlhf(fixture: Any) -> tuple[Counts, Counts]:
         return stock, watched(actor.model, step)
 
 
+def of_unirl(fixture: Any) -> tuple[Counts, Counts]:
+    """Its train stack, made of its Geo3K recipe: micro-batches of 4, gradients, FSDP2."""
+    from omegaconf import OmegaConf
+    from unirl.models.qwen_vl.conditions import QwenVLARConditions
+
+    from mmpack.demo.tiny_models import tiny_model
+
+    steps = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "support" / "unirl_steps.py")))
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    prompts = [
+        fixture.hf_processor.apply_chat_template(
+            fixture.messages[number],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        for number, _, _ in fixture.rows
+    ]
+    responses = [response for _, response, _ in fixture.rows]
+    names = [name for name, _ in fixture.ids]
+    part = steps.part_of(prompts, responses, QwenVLARConditions, names=names)
+    cfg = OmegaConf.load(steps.RECIPE)
+    cfg.stack._target_ = "mmpack.adapters.unirl.Stack"
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_model("qwen2_5_vl").save_pretrained(folder)
+        fixture.hf_processor.save_pretrained(folder)
+        settings = {"model_precision": "fp32", "attn_implementation": "sdpa"}
+        cfg.bundle.config |= settings | {"pretrained_model_ckpt_path": folder}
+        cfg.backend.fsdp_cfg.param_dtype = "fp32"
+        made = steps.roles(cfg)
+    model = made.bundle.transformer
+    own = watched(model, lambda: steps.step(made.stack, part))
+    made.stack.replay.stop()
+    stock = watched(model, lambda: steps.step(made.stack, part))
+    torch.distributed.destroy_process_group()
+    return stock, own
+
+
 # name -> how it is run, whose version counts, how the table names it
 RUNNERS: dict[str, tuple[Callable[[Any], tuple[Counts, Counts]], str, str]] = {
     "trl": (of_trl, "trl", "TRL's `GRPOTrainer`, its loss pass"),
@@ -360,6 +401,7 @@ RUNNERS: dict[str, tuple[Callable[[Any], tuple[Counts, Counts]], str, str]] = {
     "lightning": (of_lightning, "lightning", "Lightning module"),
     "verl": (of_verl, "verl", "verl's FSDP engine, padded (`use_remove_padding=False`)"),
     "openrlhf": (of_openrlhf, "openrlhf", "OpenRLHF's `Actor`"),
+    "unirl": (of_unirl, "unirl", "UniRL's `TrainStack`, a step of its Geo3K recipe"),
 }
 
 

@@ -60,7 +60,8 @@ def exists(name: str) -> bool:
         return hasattr(importlib.import_module(module), last)
     except mp.MissingExtraError:  # its package is in another environment
         defined = ast.parse(Path(find_spec(module).origin).read_text(encoding="utf-8")).body
-        return last in {getattr(node, "name", None) for node in defined}
+        imported = [node.names for node in defined if isinstance(node, ast.ImportFrom)]
+        return last in {getattr(node, "name", None) for node in sum(imported, defined)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -267,7 +267,7 @@ def _prompt(
         recorded = [entry[1] for entry in scored]
     if recorded is not None:
         ids = np.asarray(recorded, dtype=np.int64)
-        return np.where(ids >= FIRST_PAD_VALUE, processor.family.image_token_id, ids)
+        return np.where(ids >= FIRST_PAD_VALUE, processor.family.placeholder_ids["image"], ids)
     given = request.get("input_ids")
     if given is None:
         text = request.get("text")

@@ -133,7 +133,7 @@ class Family:
     name: str
     model_types: tuple[str, ...]  # transformers' `config.model_type` of the whole model
     processors: tuple[str, ...]  # transformers' class names
-    image_token_id: int
+    image_token_id: int | None  # None: the family reads text only
     video_token_id: int | None  # None: a video is a series of images
     vision_start_id: int | None  # None: nothing precedes an image
     vision_end_id: int | None  # None: nothing follows one

@@ -95,7 +95,7 @@ def _ids(family: Family) -> Iterable[tuple[str, str]]:
     names = ("image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "pad_token_id")
     ids = {name: getattr(family, name) for name in names}
     for name, value in ids.items():
-        if value is None and name in ("video_token_id", "vision_start_id", "vision_end_id"):
+        if value is None and name != "pad_token_id":
             continue
         if not _whole(value) or not 0 <= value < family.vocab_size:
             yield (

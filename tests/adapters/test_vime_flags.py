@@ -1,9 +1,7 @@
 """The flags: `enable` on modules that look like vime's and slime's, and vime's provider on requests of its form."""
 
-import re
 import sys
 import types
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -64,25 +62,6 @@ def test_what_would_bypass_it_is_refused(monkeypatch):
         enable(SimpleNamespace(qkv_format="bshd"))
     with enable(SimpleNamespace(linear_logp_provider="mmpack.adapters.vime.linear_logp.provider")):
         pass
-
-
-def test_the_page_s_micro_batch(capsys):
-    page = Path(__file__).parents[2] / "docs" / "adapters.md"
-    found = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    [block] = [code for code in found if "sum_of_sample_mean" in code]
-    names = {}
-    exec(compile(block, str(page), "exec"), names)
-    logits, batch = names["logits"], names["batch"]
-    z = logits.detach().double()[0].log_softmax(-1)
-    surrogates = []
-    for row, token, old, advantage in ((1, 7, -2.5, 1), (2, 1, -1.5, 1), (5, 6, -2.0, -1)):
-        ratio = float((z[row, token] - old).exp())
-        bounded = min(max(ratio, 0.8), 1.28)
-        surrogates.append(-min(ratio * advantage, bounded * advantage))
-    assert len(batch["loss_masks"]) == 2
-    expected = sum(surrogates[:2]) / 2 + surrogates[2]
-    assert float(names["metrics"]["loss"]) == pytest.approx(expected, abs=1e-6)
-    assert "'pg_clipfrac'" in capsys.readouterr().out and logits.grad.abs().sum() > 0
 
 
 def request(logits, targets, **more):

@@ -26,6 +26,7 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "datasets": {"": ["datasets"]},
     "trl": {"": ["trl", "transformers"], "together": ["deepspeed"]},
     "verl": {"verl": ["verl", "transformers"]},
+    "unirl": {"unirl": ["unirl", "transformers"]},
     "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},
     "renderers": {"together": ["renderers"]},
     "trackio": {"together": ["trackio"]},

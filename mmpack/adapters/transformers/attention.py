@@ -39,7 +39,7 @@ from mmpack.adapters.transformers.ulysses.heads import attend_by_heads
 from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, BackendError, ModelError, check_flag
-from mmpack.families import family_of_config
+from mmpack.families import Family, family_of_config
 from mmpack.ops import first_use
 from mmpack.ops.attention import SEQUENCES, TREE, AttentionPlan, resolve, tree_attention
 from mmpack.ops.attention.choose import FLEX
@@ -102,8 +102,7 @@ def attach(model: Any, text: bool = True, tower: str = "auto") -> Attached:
     if text:
         refuse_unpackable(whole)
     family = family_of_config(whole.config)
-    towers = [TOWER] if family.audio is None else [TOWER, AUDIO_TOWER]
-    parts = [TEXT] * bool(text) + towers * (tower == "auto")
+    parts = [TEXT] * bool(text) + towers_of(family) * (tower == "auto")
     load_kernels(next(whole.parameters()).device)
     return Attached(model, _attach(whole.model, parts))
 
@@ -142,6 +141,13 @@ def refuse_unpackable(whole: Any) -> None:
     refuse_old_transformers(family, "attach")
     layer_rules(whole, "attach")
     refuse_unknown_nets(whole)
+
+
+def towers_of(family: Family) -> list[Part]:
+    """The towers that models of a family have."""
+    return [TOWER] * (family.image_token_id is not None) + [AUDIO_TOWER] * (
+        family.audio is not None
+    )
 
 
 def _attach(core: Any, parts: list[Part]) -> list[Part]:
@@ -258,8 +264,7 @@ def open_ids(core: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[st
 
 def _enter(core: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("visible_until") is not None:
-        hears = family_of_config(core.config).audio is not None
-        vars(core)[ENTERED] = _attach(core, PARTS if hears else [TEXT, TOWER])
+        vars(core)[ENTERED] = _attach(core, [TEXT, *towers_of(family_of_config(core.config))])
 
 
 def _leave(core: Any, args: Any, output: Any) -> None:

@@ -298,9 +298,10 @@ def _refuse_other_ids(batch: Batch, config: Any, family: Family, what: str) -> N
             f"{what}: the batch is of {batch.family}, the model of {family.name}. "
             "Fix: make the samples with this model's processor"
         )
-    if config.image_token_id != family.image_token_id:
+    image_id = getattr(config, "image_token_id", None)
+    if image_id != family.image_token_id:
         raise ModelError(
-            f"{what}: the model's image token is {config.image_token_id}, {family.name}'s is "
+            f"{what}: the model's image token is {image_id}, {family.name}'s is "
             f"{family.image_token_id}. Fix: use a checkpoint of this family's vocabulary"
         )
     assert batch.id_range is not None  # set when the batch was made

@@ -19,6 +19,12 @@ def audio_tower_of(core: Any) -> torch.nn.Module:
     return tower
 
 
+def beside_text(core: Any) -> list[torch.nn.Module]:
+    """The modules beside the text model, which may be all there is."""
+    decoder = core.get_decoder()
+    return [] if decoder is core else [m for m in core.children() if m is not decoder]
+
+
 def decoder_layers(whole: Any) -> list[torch.nn.Module]:
     """The text model's layers, in order."""
     return list(whole.get_decoder().layers)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mmpack.adapters.transformers.modules import attention_configs, tower_of
+from mmpack.adapters.transformers.modules import attention_configs, beside_text, tower_of
 from mmpack.adapters.transformers.parts import switched
 from mmpack.adapters.transformers.tower_attention import LENGTHS, on_their_device
 from mmpack.adapters.transformers.unwrap import is_sharded
@@ -38,7 +38,7 @@ Features = FeatureStore | SummedFeatures
 def tower_and_projector(model: Any) -> Tower:
     """All modules below the head that are not the text model: the vision tower, and a projector behind it."""
     core = model.model
-    modules = tuple(m for m in core.children() if m is not core.get_decoder())
+    modules = tuple(beside_text(core))
     names = tuple(c._attn_implementation for c in attention_configs(*modules))
     # what get_image_features reads, as InternVL's `vision_feature_layer`
     config = tuple(
@@ -49,8 +49,7 @@ def tower_and_projector(model: Any) -> Tower:
 
 def has_sharded_tower(model: Any) -> bool:
     """Whether FSDP2 or ZeRO-3 spreads parameters of a tower or a projector over ranks."""
-    core = model.model
-    return any(is_sharded(m) for m in core.children() if m is not core.get_decoder())
+    return any(map(is_sharded, beside_text(model.model)))
 
 
 def media_names(batch: PackedBatch) -> list[str]:

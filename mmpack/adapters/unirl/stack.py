@@ -1,0 +1,118 @@
+"""UniRL's train stack on mmpack's replay, and its micro-batches by mmpack's plan.
+
+A stack holds an algorithm, and that a stage: what AR, async, agentic and SFT trainers build alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from unirl.algorithms.base import typed_conditions
+from unirl.train.stack.base import TrainStack
+from unirl.train.stack.planner.packed import TokenBudgetPlanner, _sync_micro_count
+from unirl.train.stack.planner.types import _update_ranges
+
+from mmpack.adapters.checks import refuse_on
+from mmpack.adapters.unirl.replay import Replay
+from mmpack.errors import check_whole
+from mmpack.planning.plan import plan
+from mmpack.schema.sample import Sample
+
+WHERE = "UniRL stack"
+
+
+class Stack(TrainStack):
+    """UniRL's `TrainStack`, enabled: `stack._target_: mmpack.adapters.unirl.Stack` in a recipe. Raises as `enable`."""
+
+    def __init__(self, *, max_tokens: int | None = None, **options: Any):
+        super().__init__(**options)
+        self.replay = enable(self, max_tokens=max_tokens)
+
+
+class Planner:
+    """UniRL's `MicroPlanner`: samples of one prompt meet in a micro-batch, and rows that they share count once.
+
+    Each update has the samples that UniRL gives it, and ranks run equal numbers of micro-batches. UniRL weights a
+    micro-batch by its samples or tokens, so that losses and gradients don't depend on the cut.
+    """
+
+    def __init__(self, algorithm: Any, replay: Replay, max_tokens: int | None = None):
+        self.algorithm, self.replay, self.max_tokens = algorithm, replay, max_tokens
+
+    def arrange(self, part: Any, *, num_updates: int, micro_batch_size: int) -> Any:
+        """UniRL's: the part in another order, and (start, stop) of each micro-batch of each update."""
+        conditions = typed_conditions(part.conditions, self.algorithm.conditions_cls)
+        samples = self.replay.samples(conditions, part.segment)
+        if part.sample_ids:  # a row's prompt is the first of its ancestors
+            roots = [name.split("/")[0] for name in part.sample_ids]
+            samples = [replace(s, group_id=r) for s, r in zip(samples, roots, strict=True)]
+        order, updates = list[int](), []
+        for start, stop in _update_ranges(total_size=len(samples), num_updates=num_updates):
+            micros = []
+            for own in bins(samples[start:stop], self._rows(samples[start:stop], micro_batch_size)):
+                micros.append((len(order), len(order) + len(own)))
+                order += [start + i for i in own]
+            updates.append(micros)
+        return part.select(order), updates
+
+    def _rows(self, samples: Sequence[Sample], micro_batch_size: int) -> int:
+        """Rows of a micro-batch: what is asked for, or what UniRL's padded one has; at least those of one sample."""
+        longest = max(map(len, samples))
+        if self.max_tokens is not None:
+            return max(self.max_tokens, longest)
+        starts = [s.loss_spans[0].start for s in samples]
+        lengths = [len(s) - a for s, a in zip(samples, starts, strict=True)]
+        return micro_batch_size * (max(starts) + max(lengths))
+
+
+def bins(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of at most so many rows, as few as that takes on the rank that needs most."""
+    own = plan(samples, max_tokens=max_tokens, share_prefix=True).bins
+    count = _sync_micro_count(len(own))
+    if count > len(own):
+        own = plan(samples, max_tokens=max_tokens, share_prefix=True, ranks=count).bins
+    return own
+
+
+def enable(stack: Any, *, max_tokens: int | None = None) -> Replay:
+    """Let a UniRL `TrainStack` replay through mmpack and plan its micro-batches, from now on.
+
+    Logprobs, values, losses and gradients are those of stock replay within the contract; pictures are encoded once per
+    micro-batch and prompt rows shared. `stop()` gives the stack its own replay and planner back.
+
+    Args:
+        max_tokens: rows of a micro-batch, shared ones counted once. None: the recipe's `token_budget`, or else as many
+            as its padded micro-batch of `micro_batch_size` samples has.
+
+    Raises: ModelError for what mmpack can't serve: other stages, sequence parallelism, `shuffle_updates`, and a stack
+    that is enabled already.
+    """
+    if max_tokens is not None:
+        check_whole("enable", "max_tokens", max_tokens)
+    updates = stack.update_planner
+    shuffled = updates.shuffle_updates and stack.num_updates_per_batch > 1
+    options = (
+        ("sp_size", getattr(stack.fsdp_backend, "_sp_size", 1) > 1, "set fsdp_cfg.sp_size: 1"),
+        ("shuffle_updates", shuffled, "leave it out: it takes groups apart"),
+    )
+    refuse_on(WHERE, options)
+    own = updates.micro_planner
+    if max_tokens is None and isinstance(own, TokenBudgetPlanner):
+        max_tokens = own.token_budget
+    replay = Enabled(stack.algorithm.stage, updates)
+    updates.micro_planner = Planner(stack.algorithm, replay, max_tokens)
+    return replay
+
+
+class Enabled(Replay):
+    """The replay of a stack's stage, with the planner that its `stop` puts back."""
+
+    def __init__(self, stage: Any, updates: Any):
+        super().__init__(stage)
+        self.updates, self.own = updates, updates.micro_planner
+
+    def stop(self) -> None:
+        super().stop()
+        self.updates.micro_planner = self.own
