@@ -1,43 +1,66 @@
 """For a configuration of verl: `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`, and nothing more.
 
-Importing this module registers mmpack's engine with verl, under a vendor of its own, and selects that vendor (verl's
-VERL_ENGINE_VENDOR). verl imports external_lib before it makes an engine; critics and other backends stay verl's.
+Importing this module registers mmpack's engines with verl, under a vendor of its own, and selects that vendor (verl's
+VERL_ENGINE_VENDOR). verl imports external_lib before it makes an engine; critics and other backends stay verl's. In the
+trainer's process, which imports it too, the rows of a prompt go to one rank: see groups.py.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from mmpack.adapters.verl.engine import EngineHandle, use
+from mmpack.adapters.verl.groups import keep_groups
+from mmpack.adapters.verl.micro_batches import calling
 from mmpack.errors import ModelError
 
 VENDOR = "mmpack"
 VARIABLE = "VERL_ENGINE_VENDOR"
+DEVICES = ["cuda", "npu", "cpu"]
+OWN_FORWARD = (
+    "glm4v",
+)  # verl's takes what the tower returns for a tensor, which it isn't since transformers 5
 
 if os.environ.get(VARIABLE, VENDOR) != VENDOR:
     raise ModelError(
         f"mmpack.adapters.verl.enable: {VARIABLE} is {os.environ[VARIABLE]!r}. Fix: unset it, or drop external_lib"
     )
 os.environ[VARIABLE] = VENDOR
+keep_groups()
 
 
-@EngineRegistry.register(
-    "language_model", ["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"], vendor=VENDOR
-)
-class MmpackEngine(FSDPEngineWithLMHead):
-    """verl's FSDP engine, whose forward goes through mmpack."""
+class Packing:
+    """An engine of verl whose forward goes through mmpack."""
 
     handle: EngineHandle
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.use_remove_padding = False  # or verl replaces the attention; packing is mmpack's
 
     def initialize(self) -> None:
         if hasattr(self, "handle"):  # verl resets an engine by initializing it again
             self.handle.stop()
-        super().initialize()
+        super().initialize()  # type: ignore[misc]
         self.handle = use(self)
+
+
+@EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device=DEVICES, vendor=VENDOR)
+class MmpackEngine(Packing, FSDPEngineWithLMHead):
+    """verl's FSDP engine. Its model keeps transformers' attention and head: packing and Ulysses are mmpack's."""
+
+    def _build_module(self) -> Any:
+        return calling(FSDPEngine._build_module, apply_monkey_patch=_patch)(self)
+
+
+def _patch(model: Any, use_fused_kernels: bool = False, **_: Any) -> None:
+    """verl's `apply_monkey_patch`, without what would bypass mmpack."""
+    from verl.models.transformers.monkey_patch import apply_monkey_patch
+
+    if use_fused_kernels:
+        logging.getLogger("mmpack").warning(
+            "verl engine: use_fused_kernels is off, mmpack makes the logits of loss tokens only"
+        )
+    if model.config.model_type not in OWN_FORWARD:
+        apply_monkey_patch(model=model, use_remove_padding=False)

@@ -1,14 +1,15 @@
 """verl's training engine on mmpack's packed, prefix-shared batches: it replaces `FSDPEngineWithLMHead.forward_step`.
 
 A micro-batch comes as nested tensors (input_ids [B, j], position_ids [B, 4, j]); what goes to verl's loss are nested
-log_probs and entropy [B, j], at the row before each response token as verl has them, 0 everywhere else.
+log_probs and entropy [B, j], at the row before each response token as verl has them, 0 everywhere else. Which rows
+are a micro-batch: micro_batches.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +21,15 @@ from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.handle import Handle
 from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_lists
-from mmpack.adapters.row_sample import row_sample
-from mmpack.adapters.transformers import attach, model_inputs
+from mmpack.adapters.row_sample import prompt_group, row_sample
+from mmpack.adapters.transformers import attach
 from mmpack.adapters.transformers.attention import refuse_unpackable
-from mmpack.adapters.transformers.rope import pack_shared
+from mmpack.adapters.transformers.inputs import inputs_of
+from mmpack.adapters.transformers.rope import pack_shared, rope_rules
 from mmpack.adapters.transformers.routes import num_experts
+from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.unwrap import unwrap
+from mmpack.adapters.verl.micro_batches import budget_of, calling, planned
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.ops.logprobs.selected import selected_logprobs
@@ -33,23 +37,66 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
 
-REFUSED = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
+Rows = dict[str, torch.Tensor]  # name -> a value for each loss token [N]
 
 
 class EngineHandle(Handle):
-    """A verl engine whose forward is mmpack's."""
+    """A verl engine whose forward is mmpack's, and whose micro-batches are bins of mmpack's plan."""
 
     def __init__(self, engine: Any):
         super().__init__(engine, "forward_step", "verl engine")
         refuse_unsupported(engine)
         refuse_unpackable(_model(engine))
+        self.loop = calling(type(engine).forward_backward_batch, prepare_micro_batches=self.bins)
+        self.waiting: list[tuple[Any, list[Sample]]] = []  # micro-batches that were planned
         self.start()
+
+    def start(self) -> None:
+        super().start()
+        self.owner.forward_backward_batch = self.forward_backward_batch
+
+    def stop(self) -> None:
+        super().stop()
+        vars(self.owner).pop("forward_backward_batch", None)
+
+    def forward_backward_batch(
+        self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> Any:
+        """verl's own loop over micro-batches, which are `bins`."""
+        try:
+            return self.loop(self.owner, data.copy(), loss_function, forward_only)
+        finally:
+            self.waiting = []
+
+    def bins(self, data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
+        """In the place of verl's `prepare_micro_batches`, and returns what that does: rows whose prefixes are shared."""
+        from verl.utils import tensordict_utils as tu
+
+        model = _model(self.owner)
+        samples = samples_of(data, family_of_config(model.config), num_experts(model))
+        indices = planned(samples, budget_of(data), dp_group, share=not rope_rules(model.model))
+        tu.assign_non_tensor(data, use_dynamic_bsz=True)  # verl then puts rows back in order
+        parts = [tu.index_select_tensor_dict(data, rows) for rows in indices]
+        own = [[samples[b] for b in rows] for rows in indices]
+        self.waiting = list(zip(parts, own, strict=True))
+        return parts, indices
 
     def forward_step(
         self, micro_batch: Any, loss_function: Callable[..., Any] | None, forward_only: bool
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """See `forward_step`."""
-        return forward_step(self.owner, micro_batch, loss_function, self.stats)
+        """One forward of a micro-batch (a TensorDict of verl's workers) and its loss, as verl's own `forward_step`.
+
+        Returns: the loss, and `model_output` (log_probs, entropy, …: nested [B, j]), `loss`, `metrics`.
+        """
+        model = _model(self.owner)
+        if self.waiting and self.waiting[0][0] is micro_batch:
+            samples = self.waiting.pop(0)[1]
+        else:
+            samples = samples_of(micro_batch, family_of_config(model.config), num_experts(model))
+        batch = pack_shared(samples, model)
+        out = forward_step(self.owner, micro_batch, batch, loss_function)
+        self.stats.update(batch.stats)
+        return out
 
 
 def use(engine: Any) -> EngineHandle:
@@ -57,8 +104,9 @@ def use(engine: Any) -> EngineHandle:
 
     `use(engine)` for good, `with use(engine): …`, or `handle.stop()`. In a configuration:
     `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`. verl's own functions are not replaced.
-    Raises: ModelError where verl would bypass mmpack's attention (use_remove_padding of Qwen2-VL and Qwen2.5-VL,
-    Ulysses, fused kernels), and for an engine that is used already; LayoutError (MM006) for an unknown family.
+    Raises: ModelError where verl's model would bypass mmpack's attention or logits (use_remove_padding of Qwen2-VL and
+    Qwen2.5-VL, Ulysses, fused kernels; `enable` builds it without), and for an engine that is used already; LayoutError
+    (MM006) for an unknown family.
     """
     return EngineHandle(engine)
 
@@ -67,62 +115,43 @@ def refuse_unsupported(engine: Any) -> None:
     """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
     if getattr(engine, "module", None) is None:
         raise ModelError("verl engine: it has no model yet. Fix: call engine.initialize() first")
-    replaced = any(
-        type(m).forward.__module__.startswith("verl.")
-        for name, m in _model(engine).get_decoder().named_modules()
-        if name.endswith(".self_attn")
-    )
-    ulysses = engine.engine_config.ulysses_sequence_parallel_size > 1
-    own = "set actor_rollout_ref.model.use_remove_padding=False, mmpack packs by itself"
+    decoder = _model(engine).get_decoder()
+    attention = [m for name, m in decoder.named_modules() if name.endswith(".self_attn")]
+    replaced = any(type(m).forward.__module__.startswith("verl.") for m in attention)
+    sliced = type(decoder).forward.__module__.startswith("verl.")
+    build = "let mmpack.adapters.verl.enable build the model (external_lib)"
     options = (
-        ("ulysses_sequence_parallel_size", ulysses, "set it to 1"),
-        ("use_fused_kernels", engine.model_config.use_fused_kernels, "turn it off"),
+        ("Ulysses of verl's text model", sliced, build),
+        ("use_fused_kernels", engine.model_config.use_fused_kernels, build),
         ("enable_activation_offload", engine.model_config.enable_activation_offload, "turn it off"),
-        ("verl's own attention", replaced, own),
+        ("verl's own attention (use_remove_padding)", replaced, build),
     )
     refuse_on("verl engine", options)
 
 
 def forward_step(
-    engine: Any, micro_batch: Any, loss_function: Callable[..., Any] | None, stats: Counter[str]
+    engine: Any, micro_batch: Any, batch: PackedBatch, loss_function: Callable[..., Any] | None
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """One forward of a micro-batch (a TensorDict of verl's workers) and its loss, as verl's own `forward_step`.
-
-    Args: `stats` counts what the packed batch has.
-    Returns: the loss, and `model_output` (log_probs, entropy: nested [B, j]), `loss`, `metrics`.
-    """
-    from verl.utils import tensordict_utils as tu
+    """See `EngineHandle.forward_step`."""
     from verl.utils.device import get_device_id, get_device_name
     from verl.workers.engine.utils import detach_tree
 
-    def flag(name: str) -> Any:
-        return tu.get_non_tensor_data(data=micro_batch, key=name, default=False)
-
-    wanted = [name for name in REFUSED if flag(name)]
-    if wanted:
-        raise ModelError(
-            f"verl engine: {wanted[0]} needs logits of every row. Fix: turn it off in verl's config"
-        )
-    model = _model(engine)
-    experts = num_experts(model)
-    samples = samples_of(micro_batch, family_of_config(model.config), experts)
     micro_batch = micro_batch.to(get_device_id())
-    batch = pack_shared(samples, model).to(micro_batch["input_ids"].device)
+    batch = batch.to(micro_batch["input_ids"].device)
     dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
     full = dtype == torch.float32
     with nullcontext() if full else torch.autocast(get_device_name(), dtype=dtype):
-        values = _logprobs(
-            engine, batch, _temperature(micro_batch["temperature"]), flag("calculate_entropy")
+        output = _nested(
+            micro_batch["input_ids"], batch, _values(engine, batch, micro_batch, loss_function)
         )
-        output = _nested(micro_batch["input_ids"], batch, values)
         if loss_function is None:
             loss, metrics = torch.tensor(1.0, device=batch.device), {}
         else:
             group = engine.get_data_parallel_group()
             loss, metrics = loss_function(model_output=output, data=micro_batch, dp_group=group)
-    stats.update(batch.stats)
     about = {"model_output": detach_tree(output), "loss": loss.detach().item(), "metrics": metrics}
-    return loss, about
+    # FSDP averages over all ranks, and those that share rows have gradients of their own rows only
+    return loss * engine.ulysses_sequence_parallel_size, about
 
 
 def samples_of(micro_batch: Any, family: Family, experts: int = 0) -> list[Sample]:
@@ -164,24 +193,23 @@ def samples_of(micro_batch: Any, family: Family, experts: int = 0) -> list[Sampl
             )
             tokens = np.flatnonzero(scored[stop - start - counts[b] :])
             lists = scored_lists(lists, tokens, ids[stop - counts[b] : stop][tokens])
-        out.append(
-            row_sample(
-                f"verl engine: row {b}",
-                ids[start:stop],
-                media_of_inputs(given, family, f"verl engine: row {b}"),
-                scored,
-                family,
-                response_start=stop - start - counts[b],
-                sample_id=str(b),
-                group_id=str(b),
-                kept_ids=lists,
-                routed_experts=taken,
-                position_ids=np.broadcast_to(
-                    own[-family.position_rows :] if own.ndim > 1 else own,
-                    (family.position_rows, stop - start),
-                ).astype(np.int64),
-            )
+        sample = row_sample(
+            f"verl engine: row {b}",
+            ids[start:stop],
+            media_of_inputs(given, family, f"verl engine: row {b}"),
+            scored,
+            family,
+            response_start=stop - start - counts[b],
+            sample_id=str(b),
+            group_id="",
+            kept_ids=lists,
+            routed_experts=taken,
+            position_ids=np.broadcast_to(
+                own[-family.position_rows :] if own.ndim > 1 else own,
+                (family.position_rows, stop - start),
+            ).astype(np.int64),
         )
+        out.append(replace(sample, group_id=prompt_group(sample, stop - start - counts[b])))
     return out
 
 
@@ -222,44 +250,97 @@ def _response_lengths(micro_batch: Any) -> list[int]:
     return [int(n) for n in mask.sum(dim=1).tolist()]
 
 
-def _logprobs(
-    engine: Any, batch: PackedBatch, temperature: float, entropy: bool
-) -> dict[str, torch.Tensor]:
-    """log_probs [N], and entropy [N] if asked for. Only the rows that are read get logits."""
+def _values(
+    engine: Any, batch: PackedBatch, micro_batch: Any, loss_function: Callable[..., Any] | None
+) -> Rows:
+    """log_probs [N], and what else the micro-batch asks for. Only the rows that are read get logits."""
+    from verl.utils import tensordict_utils as tu
+
+    def flag(name: str) -> Any:
+        return tu.get_non_tensor_data(data=micro_batch, key=name, default=False)
+
     model = _model(engine)
+    split = row_split(batch, model, engine.ulysses_parallel_group, "verl engine")
+    own = batch if split is None else split.own_loss(batch)
+    rows, inverse = own.loss_rows_unique.long(), own.loss_row_inverse.long()
+    temperature = _temperature(micro_batch["temperature"])
     head = model.get_output_embeddings()
-    rows = batch.loss_rows_unique.long()
     hook = head.register_forward_pre_hook(lambda _, args: (args[0][:, rows],))
     try:  # the outermost module is called: FSDP gathers what it needs there
         with attach(model):
-            logits = engine.module(**model_inputs(batch, model)).logits[0]
+            inputs = inputs_of(batch, model, "auto", None, None, split)
+            logits = engine.module(**inputs).logits[0]
     finally:
         hook.remove()
-    values = selected_logprobs(
-        logits,
-        batch.loss_targets,
-        rows=batch.loss_row_inverse,
-        temperature=temperature,
-        entropy=entropy,
-        support=batch.kept_ids,
+    values: Rows = {}
+    entropy = flag("calculate_entropy")
+    if entropy or not flag("distillation_only"):
+        found = selected_logprobs(
+            logits,
+            own.loss_targets,
+            rows=own.loss_row_inverse,
+            temperature=temperature,
+            entropy=entropy,
+            support=own.kept_ids,
+        )
+        pair = found if isinstance(found, tuple) else (found,)
+        values = dict(zip(("log_probs", "entropy"), pair, strict=False))
+    if flag("calculate_sum_pi_squared"):
+        from verl.utils.torch_functional import calculate_sum_pi_squared_from_logits
+
+        values["sum_pi_squared"] = calculate_sum_pi_squared_from_logits(logits / temperature)[
+            inverse
+        ]
+    if flag("distillation_use_topk"):
+        assert loss_function is not None
+        at = _places(micro_batch["input_ids"], batch)
+        at = at if split is None else at[torch.from_numpy(split.owner == split.rank).to(at.device)]
+        values |= _distilled((logits / temperature)[inverse], micro_batch, at, loss_function)
+    if split is None:
+        return values
+    names = list(values)
+    gathered = split.gather(torch.stack([values[name].float() for name in names], 1))
+    return dict(zip(names, gathered.unbind(1), strict=True))
+
+
+def _distilled(
+    logits: torch.Tensor, micro_batch: Any, at: torch.Tensor, loss_function: Callable[..., Any]
+) -> Rows:
+    """What verl's top-k loss makes of logits [N, V] and the teacher's rows `at` these tokens."""
+    from verl.utils.ulysses import (
+        get_ulysses_sequence_parallel_group,
+        set_ulysses_sequence_parallel_group,
     )
-    if isinstance(values, tuple):
-        return dict(zip(("log_probs", "entropy"), values, strict=True))
-    return {"log_probs": values}
+
+    ends = torch.tensor([0, len(at)], device=at.device)
+    teacher = {
+        name: torch.nested.nested_tensor_from_jagged(micro_batch[name].values()[at], ends)
+        for name in ("teacher_logprobs", "teacher_ids")
+    }
+    group = get_ulysses_sequence_parallel_group()
+    set_ulysses_sequence_parallel_group(None)  # or verl would cut the teacher's rows again
+    try:
+        made = loss_function(student_logits=logits[None], data=teacher)
+    finally:
+        set_ulysses_sequence_parallel_group(group)
+    return {name: values[0] for name, values in made.items()}
 
 
-def _nested(
-    input_ids: Any, batch: PackedBatch, values: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _nested(input_ids: Any, batch: PackedBatch, values: Rows) -> Rows:
     """Values [N] as nested [B, j]: that of token t stands at t - 1."""
-    ends = input_ids.offsets()
-    counts = torch.tensor(batch.loss_counts, device=ends.device)
-    at = torch.repeat_interleave(ends[:-1], counts) + batch.loss_token_index.long() - 1
+    at = _places(input_ids, batch)
     out = {}
     for name, own in values.items():
         flat = own.new_zeros(input_ids.values().shape[0]).index_copy(0, at, own)
-        out[name] = torch.nested.nested_tensor_from_jagged(flat, ends)
+        out[name] = torch.nested.nested_tensor_from_jagged(flat, input_ids.offsets())
     return out
+
+
+def _places(input_ids: Any, batch: PackedBatch) -> torch.Tensor:
+    """[N]: the place of each loss token's row, the one before it, in the values of nested ids."""
+    ends = input_ids.offsets()
+    counts = torch.tensor(batch.loss_counts, device=ends.device)
+    return torch.repeat_interleave(ends[:-1], counts) + batch.loss_token_index.long() - 1
 
 
 def _temperature(given: Any) -> float:

@@ -1,0 +1,63 @@
+"""Which rows of a rank's mini-batch are a micro-batch of verl: bins of mmpack's plan, where the rows of a prompt meet.
+
+A bin holds at most the rows that verl's own setting allows, counted once where they are shared, media included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from mmpack.errors import ModelError
+from mmpack.planning.plan import plan
+from mmpack.schema.sample import Sample
+
+
+def calling(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of verl's `function` that calls `others` in the place of its module's functions of these names.
+
+    Raises: ModelError where it calls none of that name.
+    """
+    for name in others:
+        if name not in function.__code__.co_names:
+            raise ModelError(
+                f"verl engine: {function.__qualname__} calls no {name}. Fix: use verl 0.9, or another engine"
+            )
+    names = function.__globals__ | others
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+def budget_of(data: Any) -> int:
+    """The packed rows of a micro-batch.
+
+    With use_dynamic_bsz its tokens; else those of as many of the mini-batch's longest row as a micro-batch has rows.
+    """
+    from verl.utils import tensordict_utils as tu
+
+    if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        return int(data["max_token_len_per_gpu"]) * int(
+            tu.get_non_tensor_data(data=data, key="sp_size", default=1)
+        )
+    longest = int(data["input_ids"].offsets().diff().max())
+    return int(data["micro_batch_size_per_gpu"]) * longest
+
+
+def planned(
+    samples: Sequence[Sample], max_tokens: int, group: Any = None, share: bool = True
+) -> list[list[int]]:
+    """Rows of each micro-batch; on every rank of `group` as many micro-batches, or FSDP would wait for ever."""
+    bins = plan(samples, max_tokens=max_tokens, share_prefix=share).bins
+    if group is None or torch.distributed.get_world_size(group) == 1:
+        return bins
+    from verl.utils.device import get_device_name
+
+    most = torch.tensor(len(bins), device=get_device_name())
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
+    if int(most) == len(bins):
+        return bins
+    return plan(samples, max_tokens=max_tokens, share_prefix=share, ranks=int(most)).bins
