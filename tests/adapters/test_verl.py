@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from support.models import spread_out
 from support.same import assert_equal
 from support.tiny_models import tiny_qwen2_5_vl
+from support.verl_steps import actor_config, assert_same_step, inferred, trained, with_columns
 from test_docs_run import blocks, run
 
 import mmpack as mp
@@ -193,79 +195,77 @@ def engine(verl_on_cpu, checkpoint):
     return make_engine(checkpoint)
 
 
-def nested(data, **settings):
-    """What verl's trainer hands to its workers."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import left_right_2_no_padding
-
-    out = left_right_2_no_padding(data.to_tensordict())
-    off = ("use_dynamic_bsz", "use_remove_padding", "use_fused_kernels")
-    known = {"temperature": 0.7, "calculate_entropy": True, "micro_batch_size_per_gpu": 4}
-    tu.assign_non_tensor(out, **known | dict.fromkeys(off, False) | settings)
-    return out
-
-
-def inferred(engine, data):
-    """log_probs and entropy [B, R], as the trainer reads them."""
-    from verl.workers.utils.padding import no_padding_2_padding
-
-    batch = nested(data)
-    with engine.eval_mode():
-        output = engine.infer_batch(batch)["model_output"]
-    return {name: no_padding_2_padding(values, batch) for name, values in output.items()}
-
-
-def trained(engine, data):
-    """The loss and the gradients of one mini-batch of two micro-batches, with verl's own PPO loss."""
-    from verl.workers.config import FSDPActorConfig
-    from verl.workers.utils.losses import ppo_loss
-
-    sizes = {"rollout_n": 1, "ppo_mini_batch_size": 8, "ppo_micro_batch_size_per_gpu": 4}
-    config = FSDPActorConfig(strategy="fsdp2", entropy_coeff=0.01, use_kl_loss=True, **sizes)
-    batch = nested(data, global_batch_size=len(data))
-    with engine.train_mode():
-        engine.optimizer_zero_grad()
-        out = engine.forward_backward_batch(batch, partial(ppo_loss, config=config))
-        parameters = engine.module.named_parameters()
-        gradients = {n: p.grad.full_tensor().clone() for n, p in parameters if p.grad is not None}
-    return sum(out["loss"]), gradients
-
-
 def test_log_probs_are_verl_s(engine, data):
-    stock = inferred(engine, data)
+    """Micro-batches of 4 rows, whose groups are apart."""
+    data.reorder(torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))
+    stock = inferred(engine, data, calculate_sum_pi_squared=True)
     handle = use(engine)
     with handle:
-        own = inferred(engine, data)
+        own = inferred(engine, data, calculate_sum_pi_squared=True)
     off = inferred(engine, data)
     mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].bool()
     bound = TOLERANCES["layouts"].value
-    for name in ("log_probs", "entropy"):
-        assert float((own[name] - stock[name])[mask].abs().max()) <= bound
-        assert torch.equal(off[name], stock[name])  # untouched when off
+    assert stock.keys() == own.keys() and len(own) == 3
+    for name, values in own.items():
+        assert float((values - stock[name])[mask].abs().max()) <= bound
+        if name in off:
+            assert torch.equal(off[name], stock[name])  # untouched when off
     assert not torch.equal(own["log_probs"], stock["log_probs"])  # and it was on
-    assert handle.stats["tokens"] < handle.stats["tokens_unshared"]
-    assert handle.stats["patches_encoded"] < sum(
-        len(inputs["pixel_values"]) for inputs in data.non_tensor_batch["multi_modal_inputs"]
-    )
+    prompts = data.batch["attention_mask"].sum() - mask.sum()  # every group is whole in a bin
+    assert handle.stats["tokens_unshared"] - handle.stats["tokens"] >= prompts // 2
+    patches = sum(len(x["pixel_values"]) for x in data.non_tensor_batch["multi_modal_inputs"])
+    assert handle.stats["patches_encoded"] == patches // 2
 
 
-def test_loss_and_gradients_are_verl_s(engine, data):
+@pytest.mark.parametrize("settings", ["one row", "dynamic"])
+def test_loss_and_gradients_are_verl_s(engine, data, settings):
+    """The bins are mmpack's: fewer micro-batches, and the same step."""
     from mmpack.adapters.transformers.attention import is_attached
 
-    data.batch["old_log_probs"] = inferred(engine, data)["log_probs"] - 0.1
-    data.batch["ref_log_prob"] = data.batch["old_log_probs"].clone()
-    data.batch["advantages"] = torch.nan_to_num(data.batch["advantages"])
-    loss, gradients = trained(engine, data)
+    data.reorder(torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))
+    with_columns(engine, data)
+    longest = int(data.batch["attention_mask"].sum(1).max())
+    given = {
+        "one row": {"micro_batch_size_per_gpu": 1},
+        "dynamic": {"use_dynamic_bsz": True, "max_token_len_per_gpu": 2 * longest},
+    }[settings]
+    stock = trained(engine, data, **given)
     assert engine.module.is_gradient_checkpointing
     with use(engine):
         assert not is_attached(engine.module)
-        own_loss, own_gradients = trained(engine, data)
+        own = trained(engine, data, **given)
         assert not is_attached(engine.module)
-    assert own_loss == pytest.approx(loss, abs=1e-5)
-    assert own_gradients.keys() == gradients.keys()
-    off = sum((own_gradients[n] - g).double().square().sum() for n, g in gradients.items())
-    whole = sum(g.double().square().sum() for g in gradients.values())
-    assert float((off / whole).sqrt()) <= 1e-5
+    assert own.micro_batches < stock.micro_batches
+    assert_same_step(own, stock)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_top_k_distillation_is_verl_s(engine, data, alone):
+    from verl.trainer.distillation import distillation_ppo_loss
+    from verl.workers.config import DistillationConfig, DistillationLossConfig
+
+    with_columns(engine, data)
+    draw = torch.Generator().manual_seed(2)
+    shape = (*data.batch["input_ids"].shape, 5)
+    data.batch["teacher_ids"] = torch.randint(0, 150_000, shape, generator=draw)
+    data.batch["teacher_logprobs"] = torch.randn(shape, generator=draw).log_softmax(-1)
+    own_settings = DistillationLossConfig(
+        loss_mode="forward_kl_topk",
+        topk=5,
+        use_task_rewards=not alone,
+        use_policy_gradient=False,
+        loss_max_clamp=None,  # or of drawn teachers nothing has a gradient
+        log_prob_min_clamp=None,
+    )
+    config = DistillationConfig(enabled=False, distillation_loss=own_settings)
+    loss = partial(
+        distillation_ppo_loss, config=actor_config(entropy_coeff=0.0), distillation_config=config
+    )
+    flags = {"distillation_use_topk": True, "distillation_only": alone, "calculate_entropy": False}
+    stock = trained(engine, data, loss, **flags)
+    with use(engine):
+        own = trained(engine, data, loss, **flags)
+    assert_same_step(own, stock)
 
 
 def with_kept_ids(data):
@@ -334,8 +334,6 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
     from verl.models.transformers.qwen2_vl import qwen2_vl_attn_forward
 
     with use(engine) as used:
-        with pytest.raises(ModelError, match="calculate_sum_pi_squared"):
-            engine.infer_batch(nested(data, calculate_sum_pi_squared=True))
         with pytest.raises(ModelError, match="already"):
             use(engine)
         assert "forward_step" in vars(used)  # the first still stands
@@ -352,19 +350,22 @@ def test_what_it_can_t_do_is_refused(engine, data, monkeypatch):
     assert "forward_step" not in vars(engine)
 
 
-def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch, caplog, strategy):
+    """With the settings of verl's example scripts, which `use` would refuse."""
     from conformance.verl_cpu import make_engine
     from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "mmpack")  # so that it is unset afterwards
-    packed = make_engine(checkpoint, external_lib="mmpack.adapters.verl.enable")
-    enable = sys.modules["mmpack.adapters.verl.enable"]
+    options = {"use_fused_kernels": True, "use_remove_padding": True}
+    external = "mmpack.adapters.verl.enable"
+    packed = make_engine(checkpoint, strategy=strategy, external_lib=external, **options)
+    assert [r.message for r in caplog.records if "use_fused_kernels is off" in r.message]
+    enable = sys.modules[external]
     assert type(packed) is enable.MmpackEngine
     assert EngineRegistry.get_engine_cls("value_model", "fsdp2").__module__.startswith("verl.")
-    own, stock = inferred(packed, data), inferred(engine, data)
-    mask = data.batch["response_mask"].bool()
-    gap = (own["log_probs"] - stock["log_probs"])[mask].abs().max()
-    assert float(gap) <= TOLERANCES["layouts"].value
+    with_columns(engine, data)
+    assert_same_step(trained(packed, data), trained(engine, data))
     assert packed.handle.stats["tokens"] < packed.handle.stats["tokens_unshared"]
     packed.initialize()  # as verl resets it
     assert packed.forward_step.__self__ is packed.handle and not packed.handle.stats
@@ -373,6 +374,44 @@ def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "metax")
     with pytest.raises(ModelError, match="'metax'"):
         importlib.reload(enable)
+
+
+def test_a_group_goes_to_one_rank(monkeypatch):
+    """verl's trainer, with its own upsampling and balance before."""
+    import transfer_queue
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from mmpack.adapters.verl.groups import keep_groups
+
+    own = trainer_base.PPOTrainer._balance_batch
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", own)  # given back afterwards
+    trainer = SimpleNamespace(
+        actor_rollout_wg=SimpleNamespace(_dispatch_info={"actor": [0, 1, 2, 3]}),
+        tokenizer=SimpleNamespace(eos_token_id=0),
+        _get_required_batch_multiple=lambda size: size,
+    )
+
+    def balanced():
+        draw = np.random.default_rng(0)
+        keys = [f"a_{g}_{k}_0" for k in range(5) for g in range(16)]
+        tags = [{"seq_len": int(n)} for n in draw.integers(100, 2000, len(keys))]
+        batch = transfer_queue.KVBatchMeta(partition_id="train", keys=keys, tags=tags)
+        metrics = {}
+        batch = trainer_base.PPOTrainer._balance_batch(trainer, batch, metrics)
+        assert sorted(batch.keys) == sorted(keys)
+        assert dict(zip(batch.keys, batch.tags, strict=True)) == dict(zip(keys, tags, strict=True))
+        ranks = [
+            {k.rsplit("_", 2)[0] for k in batch.keys[r : r + 20]} for r in range(0, len(keys), 20)
+        ]
+        loads = [sum(t["seq_len"] for t in batch.tags[r : r + 20]) for r in range(0, 80, 20)]
+        return ranks, max(loads) / min(loads), metrics, max(loads)
+
+    assert sum(map(len, balanced()[0])) > 40  # verl's own spreads the 16 groups
+    keep_groups()
+    keep_groups()  # once
+    ranks, unlike, metrics, most = balanced()
+    assert [len(r) for r in ranks] == [4] * 4 and unlike < 1.05
+    assert metrics["global_seqlen/balanced_max"] == most
 
 
 def assert_same(a, b):

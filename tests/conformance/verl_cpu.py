@@ -41,6 +41,8 @@ def start() -> None:
         manual_seed_all = manual_seed
 
     PlatformRegistry.register("cpu")(Cpu)
+    if torch.distributed.is_initialized():  # by a test of several ranks
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,8 +51,10 @@ def start() -> None:
     torch.distributed.init_process_group("gloo")
 
 
-def make_engine(checkpoint: Path, **model_options: Any) -> Any:
-    """verl's engine for a language model under FSDP2, in fp32, as its registry makes it."""
+def make_engine(
+    checkpoint: Path, strategy: str = "fsdp2", ulysses: int = 1, **model_options: Any
+) -> Any:
+    """verl's engine for a language model under FSDP, in fp32, as its registry makes it."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -63,13 +67,14 @@ def make_engine(checkpoint: Path, **model_options: Any) -> Any:
     }
     engine = EngineRegistry.new(
         model_type="language_model",
-        backend="fsdp2",
+        backend=strategy,
         model_config=HFModelConfig(**(options | model_options)),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2",
+            strategy=strategy,
             mixed_precision=dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
             use_torch_compile=False,
             use_dynamic_bsz=False,
+            ulysses_sequence_parallel_size=ulysses,
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-3),
         checkpoint_config=CheckpointConfig(),

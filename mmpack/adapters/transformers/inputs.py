@@ -33,7 +33,7 @@ from mmpack.adapters.transformers.tower import (
     tile_patches,
     tower_and_projector,
 )
-from mmpack.adapters.transformers.ulysses.make import row_split
+from mmpack.adapters.transformers.ulysses.make import cut_in_decoder, row_split
 from mmpack.adapters.transformers.ulysses.media import split_inputs
 from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
 from mmpack.adapters.transformers.ulysses.split import RowSplit
@@ -93,7 +93,8 @@ def model_inputs(
         max_patches: the tower runs whole media in chunks of at most so many patches (one larger medium by itself), and
             with gradients checkpoints each chunk unless it checkpoints its layers already. As `features` otherwise.
         sequence_group: a ProcessGroup whose ranks share the rows of this batch, which each of them holds: the inputs
-            are those of this rank's rows, and each medium is encoded on one rank. See docs/sequence_parallel.md.
+            are those of this rank's rows, and each medium is encoded on one rank (before transformers 5.19 on all). See
+            docs/sequence_parallel.md.
 
     Returns: input_ids and position_ids, `visible_until` [T] int32 (and `visible_from`, of a family with two-way media)
     and `attention_plan` (or attention_mask), use_cache, with linear attention `segment_plan`, with media their encoded
@@ -150,9 +151,13 @@ def inputs_of(
         ids, positions = batch.input_ids, batch.position_ids
         key = "visible_until" if attached else "attention_mask"
     own = slice(None) if split is None else split.own
-    ids, positions = ids[:, own], positions[..., own]
+    whole = split is not None and bool(batch.media) and not takes_encoded_media(model)
+    if whole:  # its forward encodes media, and takes all rows for that
+        cut_in_decoder(model)
+    else:
+        ids, positions = ids[:, own], positions[..., own]
     if split is not None:
-        _refuse_unsplit_media(batch, model, features)
+        _refuse_summed(features)
         inputs[ROW_SPLIT] = split
     inputs["position_ids"] = positions if family.position_rows > 1 else positions[0]
     inputs[key] = getattr(batch, key)
@@ -184,7 +189,7 @@ def inputs_of(
         if joined or least != NONE or isinstance(features, SummedFeatures):
             given = batch, model, ids, features, joined, least
             make = functools.partial(inputs_without_media, *given)
-    elif split is not None and isinstance(batch, PackedBatch):
+    elif split is not None and isinstance(batch, PackedBatch) and not whole:
         options = features, max_patches, joined, least
         make = functools.partial(split_inputs, batch, model, ids, split, *options)
     elif isinstance(batch, PackedBatch) and takes_encoded_media(model):
@@ -248,15 +253,13 @@ def refuse_options(model: Any, features: Any, max_patches: int | None, what: str
         )
 
 
-def _refuse_unsplit_media(batch: Batch, model: Any, features: Features | None) -> None:
+def _refuse_summed(features: Features | None) -> None:
     """Raise for media that the ranks of a sequence_group can't share."""
     if isinstance(features, SummedFeatures):
         raise ModelError(
             "model_inputs: encode_once and encode_together don't share media over sequence_group. "
             "Fix: leave out one of the two"
         )
-    if batch.media:
-        refuse_old_forward(model, "model_inputs", "leave out sequence_group")
 
 
 def _least_runs(

@@ -136,7 +136,7 @@ def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     attached = TOWER.is_attached(tower_of(model.model))
     if not attached:
         arguments = {name: x for name, x in arguments.items() if name != LENGTHS}
-    if attached and towers_take_known():
+    if attached and takes_known(tower_of(model.model)):
         return arguments
     device = next(iter(arguments.values())).device
     return {name: x.to(device) if torch.is_tensor(x) else x for name, x in arguments.items()}
@@ -173,10 +173,15 @@ def _tell(tower: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
         if plan is not None:
             resolve_sequences(plan, device, _head_dim(tower.config))
     make = _known_of_clips if _takes_clips(tower) else _known
-    known = make(tower, grids, plans, device) if towers_take_known() else {}
+    known = make(tower, grids, plans, device) if takes_known(tower) else {}
     if hasattr(tower, "embeddings") and "grid_thw" in kwargs:  # which look each patch's grid up
         kwargs = kwargs | {"grid_thw": _moved(grids, device)}
     return args, known | kwargs | {"tower_plans": plans}
+
+
+def takes_known(tower: Any) -> bool:
+    """Whether the tower's forward, if it is transformers' own, takes what it would make of the grids."""
+    return towers_take_known() and type(tower).forward.__module__.startswith("transformers.")
 
 
 def _takes_clips(tower: Any) -> bool:

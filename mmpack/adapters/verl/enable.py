@@ -7,10 +7,14 @@ trainer's process, which imports it too, the rows of a prompt go to one rank: se
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
@@ -39,6 +43,13 @@ class Packing:
 
     handle: EngineHandle
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.model_config.use_fused_kernels:  # type: ignore[attr-defined]
+            logging.getLogger("mmpack").warning(
+                "verl engine: use_fused_kernels is off, mmpack makes the logits of loss tokens only"
+            )
+
     def initialize(self) -> None:
         if hasattr(self, "handle"):  # verl resets an engine by initializing it again
             self.handle.stop()
@@ -54,13 +65,40 @@ class MmpackEngine(Packing, FSDPEngineWithLMHead):
         return calling(FSDPEngine._build_module, apply_monkey_patch=_patch)(self)
 
 
-def _patch(model: Any, use_fused_kernels: bool = False, **_: Any) -> None:
+def _patch(model: Any, **_: Any) -> None:
     """verl's `apply_monkey_patch`, without what would bypass mmpack."""
     from verl.models.transformers.monkey_patch import apply_monkey_patch
 
-    if use_fused_kernels:
-        logging.getLogger("mmpack").warning(
-            "verl engine: use_fused_kernels is off, mmpack makes the logits of loss tokens only"
-        )
     if model.config.model_type not in OWN_FORWARD:
         apply_monkey_patch(model=model, use_remove_padding=False)
+
+
+if "veomni" in EngineRegistry._engines["language_model"]:  # it is installed
+    from veomni.distributed import parallel_state
+    from verl.workers.engine.veomni import VeOmniEngineWithLMHead
+
+    @EngineRegistry.register("language_model", "veomni", device=DEVICES, vendor=VENDOR)
+    class MmpackVeOmni(Packing, VeOmniEngineWithLMHead):
+        """verl's VeOmni engine. Within a pass its model has all rows until mmpack cuts them: Ulysses is mmpack's."""
+
+        def initialize(self) -> None:
+            if self.enable_routing_replay:
+                raise ModelError(
+                    "verl engine: router_replay of VeOmni is on, which the packed pass does not support. "
+                    "Fix: set actor.veomni.router_replay.mode=disabled"
+                )
+            super().initialize()
+
+        def get_data_parallel_size(self) -> int:
+            size = torch.distributed.get_world_size()
+            return size // int(self.ulysses_sequence_parallel_size)
+
+        def get_data_parallel_group(self) -> Any:
+            return parallel_state.get_parallel_state().device_mesh.get_group("dp")
+
+        @contextmanager
+        def own_rows(self) -> Iterator[None]:
+            alone = copy.copy(parallel_state.get_parallel_state())
+            object.__setattr__(alone, "ulysses_size", 1)  # it is frozen
+            with parallel_state.use_parallel_state(alone):
+                yield

@@ -37,6 +37,7 @@ from mmpack.packing.batch import PackedBatch
 from mmpack.schema.routes import compact_routes, layers_with_experts
 from mmpack.schema.sample import Sample
 
+FUSED = ("forward_with_torch_backend", "forward_with_triton_backend")  # verl's, without logits
 Rows = dict[str, torch.Tensor]  # name -> a value for each loss token [N]
 
 
@@ -48,6 +49,7 @@ class EngineHandle(Handle):
         refuse_unsupported(engine)
         refuse_unpackable(_model(engine))
         self.loop = calling(type(engine).forward_backward_batch, prepare_micro_batches=self.bins)
+        self.within = getattr(engine, "own_rows", nullcontext)
         self.waiting: list[tuple[Any, list[Sample]]] = []  # micro-batches that were planned
         self.start()
 
@@ -64,17 +66,19 @@ class EngineHandle(Handle):
     ) -> Any:
         """verl's own loop over micro-batches, which are `bins`."""
         try:
-            return self.loop(self.owner, data.copy(), loss_function, forward_only)
+            with self.within():
+                return self.loop(self.owner, data.copy(), loss_function, forward_only)
         finally:
             self.waiting = []
 
     def bins(self, data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
-        """In the place of verl's `prepare_micro_batches`, and returns what that does: rows whose prefixes are shared."""
+        """In the place of verl's `prepare_micro_batches`; returns the same: micro-batches, and the rows of each."""
         from verl.utils import tensordict_utils as tu
 
         model = _model(self.owner)
         samples = samples_of(data, family_of_config(model.config), num_experts(model))
-        indices = planned(samples, budget_of(data), dp_group, share=not rope_rules(model.model))
+        most = budget_of(data, self.owner.ulysses_sequence_parallel_size)
+        indices = planned(samples, most, dp_group, share=not rope_rules(model.model))
         tu.assign_non_tensor(data, use_dynamic_bsz=True)  # verl then puts rows back in order
         parts = [tu.index_select_tensor_dict(data, rows) for rows in indices]
         own = [[samples[b] for b in rows] for rows in indices]
@@ -115,14 +119,15 @@ def refuse_unsupported(engine: Any) -> None:
     """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
     if getattr(engine, "module", None) is None:
         raise ModelError("verl engine: it has no model yet. Fix: call engine.initialize() first")
-    decoder = _model(engine).get_decoder()
+    model = _model(engine)
+    decoder, forward = model.get_decoder(), type(model).forward.__name__
     attention = [m for name, m in decoder.named_modules() if name.endswith(".self_attn")]
     replaced = any(type(m).forward.__module__.startswith("verl.") for m in attention)
     sliced = type(decoder).forward.__module__.startswith("verl.")
     build = "let mmpack.adapters.verl.enable build the model (external_lib)"
     options = (
         ("Ulysses of verl's text model", sliced, build),
-        ("use_fused_kernels", engine.model_config.use_fused_kernels, build),
+        ("use_fused_kernels", forward in FUSED, build),
         ("enable_activation_offload", engine.model_config.enable_activation_offload, "turn it off"),
         ("verl's own attention (use_remove_padding)", replaced, build),
     )

@@ -32,19 +32,17 @@ def calling(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def budget_of(data: Any) -> int:
-    """The packed rows of a micro-batch.
+def budget_of(data: Any, ranks: int) -> int:
+    """The packed rows of a micro-batch, which `ranks` share.
 
-    With use_dynamic_bsz its tokens; else those of as many of the mini-batch's longest row as a micro-batch has rows.
+    With use_dynamic_bsz the tokens that verl allows; else as many as micro_batch_size_per_gpu of the mini-batch's
+    longest row.
     """
     from verl.utils import tensordict_utils as tu
 
     if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
-        return int(data["max_token_len_per_gpu"]) * int(
-            tu.get_non_tensor_data(data=data, key="sp_size", default=1)
-        )
-    longest = int(data["input_ids"].offsets().diff().max())
-    return int(data["micro_batch_size_per_gpu"]) * longest
+        return int(data["max_token_len_per_gpu"]) * ranks
+    return int(data["micro_batch_size_per_gpu"]) * int(data["input_ids"].offsets().diff().max())
 
 
 def planned(

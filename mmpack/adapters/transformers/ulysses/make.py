@@ -11,7 +11,7 @@ import torch
 from mmpack.adapters.transformers.compile import are_compiled
 from mmpack.adapters.transformers.modules import decoder_layers
 from mmpack.adapters.transformers.tower import media_names
-from mmpack.adapters.transformers.ulysses.split import RowSplit
+from mmpack.adapters.transformers.ulysses.split import KEYWORD, RowSplit
 from mmpack.adapters.transformers.unwrap import unwrap
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.packing.batch import Batch, PackedBatch
@@ -58,6 +58,30 @@ def row_split(batch: Batch, model: Any, group: ProcessGroup | None, what: str) -
     bounds = tuple(total * r // ranks for r in range(ranks + 1))
     rows = batch.loss_rows.cpu().numpy()
     return RowSplit(group, rank, bounds, np.searchsorted(bounds[1:], rows, side="right"))
+
+
+def cut_in_decoder(model: Any) -> None:
+    """Let the text model keep this rank's rows where its caller, which encodes media, has all of them. It stays."""
+    decoder = unwrap(model, "model_inputs").get_decoder()
+    if cut_rows not in decoder._forward_pre_hooks.values():
+        decoder.register_forward_pre_hook(cut_rows, with_kwargs=True, prepend=True)
+
+
+def cut_rows(decoder: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The hook: embeddings [1, T, H], positions [..., T], and where pictures are with their deepstack levels."""
+    split: RowSplit | None = kwargs.get(KEYWORD)
+    rows = kwargs.get("inputs_embeds")
+    if split is None or rows is None or rows.shape[1] != split.bounds[-1]:
+        return None
+    own = split.own
+    cut = {"inputs_embeds": rows[:, own], "position_ids": kwargs["position_ids"][..., own]}
+    seen = kwargs.get("visual_pos_masks")
+    if seen is not None:
+        start, count = int(seen[:, : own.start].sum()), int(seen[:, own].sum())
+        levels = kwargs["deepstack_visual_embeds"]
+        cut["visual_pos_masks"] = seen[:, own]
+        cut["deepstack_visual_embeds"] = [level[start : start + count] for level in levels]
+    return args, kwargs | cut
 
 
 def _refuse_unsplit(whole: Any, ranks: int, what: str) -> None:
