@@ -1,4 +1,4 @@
-"""verl's engine on two ranks, beside stock verl's shards: unlike numbers of bins, and Ulysses."""
+"""verl's engines on two ranks, beside stock verl's shards: unlike numbers of bins, Ulysses, VeOmni's model."""
 
 import pickle
 from dataclasses import replace
@@ -11,9 +11,13 @@ from support.ranks import spawned
 from support.verl_steps import Step, assert_same_step, trained, with_columns
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
+EXTERNAL = {"external_lib": "mmpack.adapters.verl.enable", "use_remove_padding": True}
 
 
-def test_two_ranks_are_verl_s(tmp_path, verl_on_cpu, name="qwen3_vl"):
+@pytest.mark.parametrize(
+    ("name", "check"), [("qwen3_vl", "fsdp2"), ("qwen3_vl_moe", "veomni"), ("qwen3_5", "veomni")]
+)
+def test_two_ranks_are_verl_s(tmp_path, verl_on_cpu, name, check):
     from mmpack.adapters.verl.data import from_samples
 
     samples = [
@@ -24,34 +28,56 @@ def test_two_ranks_are_verl_s(tmp_path, verl_on_cpu, name="qwen3_vl"):
             m.modality == "image" for m in s.media
         )  # stock verl's towers run once more for videos
     ]
-    small_model(name).save_pretrained(tmp_path / "model")
-    spawned(check, 2, tmp_path, tmp_path / "model", pickle.dumps(from_samples(samples)))
+    model = small_model(name).bfloat16().float()  # VeOmni rounds weights
+    model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(1.25 * model.lm_head.weight.detach())
+    model.save_pretrained(tmp_path / "model")
+    data = from_samples(samples)
+    draw = torch.Generator().manual_seed(0)
+    data.batch["advantages"] = torch.randn(data.batch["responses"].shape, generator=draw)
+    data.reorder(torch.tensor([0, 3, 1, 4, 2, 5]))
+    run = check_fsdp if check == "fsdp2" else check_veomni
+    spawned(run, 2, tmp_path, tmp_path / "model", pickle.dumps(data), name)
 
 
-def check(rank, ranks, checkpoint, pickled):
+def check_fsdp(rank, ranks, checkpoint, pickled, name):
     from conformance.verl_cpu import make_engine, start
 
     start()
     whole = pickle.loads(pickled)
-    stock = make_engine(checkpoint)
-    draw = torch.Generator().manual_seed(0)
-    whole.batch["advantages"] = torch.randn(whole.batch["responses"].shape, generator=draw)
-    with_columns(stock, whole, micro_batch_size_per_gpu=3)
-    whole.reorder(torch.tensor([0, 3, 1, 4, 2, 5]))
-    half = whole[rank * 3 : rank * 3 + 3]
-    given = {"micro_batch_size_per_gpu": 1, "global_batch_size": len(whole)}
-    wanted = mean_loss(trained(stock, half, **given))
-    external = {"external_lib": "mmpack.adapters.verl.enable", "use_remove_padding": True}
-    packed = make_engine(checkpoint, **external)
-    found = trained(packed, half, **given)
+    half, wanted = stock_step(rank, make_engine(checkpoint), whole)
+    found = trained(make_engine(checkpoint, **EXTERNAL), half, **given(whole))
     counts = [None] * ranks
     torch.distributed.all_gather_object(counts, found.micro_batches)
     assert len(set(counts)) == 1 and counts[0] < 3, counts
     assert_same_step(mean_loss(found), wanted)
-    split = make_engine(checkpoint, ulysses=2, **external)
-    found = trained(split, whole, **given)
+    split = make_engine(checkpoint, ulysses=2, **EXTERNAL)
+    assert_same_step(trained(split, whole, **given(whole)), wanted)
     assert split.handle.stats["tokens"] < split.handle.stats["tokens_unshared"]
-    assert_same_step(found, wanted)
+
+
+def check_veomni(rank, ranks, checkpoint, pickled, name):
+    """Beside stock VeOmni, one row each; its Qwen3.5 needs kernels of GPUs, so there beside stock FSDP."""
+    from conformance.verl_cpu import make_engine, make_veomni_engine, start
+
+    start()
+    whole = pickle.loads(pickled)
+    runs = name != "qwen3_5"
+    stock = make_veomni_engine(checkpoint) if runs else make_engine(checkpoint)
+    _, wanted = stock_step(rank, stock, whole, use_remove_padding=runs)
+    split = make_veomni_engine(checkpoint, ulysses=2, **EXTERNAL)
+    assert_same_step(trained(split, whole, **given(whole)), wanted)
+    assert split.handle.stats["tokens"] < split.handle.stats["tokens_unshared"]
+
+
+def given(whole, **more):
+    return {"micro_batch_size_per_gpu": 1, "global_batch_size": len(whole)} | more
+
+
+def stock_step(rank, stock, whole, **settings):
+    with_columns(stock, whole, micro_batch_size_per_gpu=1, **settings)
+    half = whole[rank * 3 : rank * 3 + 3]
+    return half, mean_loss(trained(stock, half, **given(whole, **settings)))
 
 
 def mean_loss(step: Step) -> Step:

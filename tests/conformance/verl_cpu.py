@@ -81,3 +81,38 @@ def make_engine(
     )
     engine.initialize()
     return engine
+
+
+def make_veomni_engine(checkpoint: Path, ulysses: int = 1, **model_options: Any) -> Any:
+    """verl's engine around VeOmni's model, without kernels, in fp32; one topology of ranks at a time."""
+    from dataclasses import fields
+
+    from veomni.distributed import parallel_state
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import HFModelConfig, VeOmniEngineConfig, VeOmniOptimizerConfig
+    from verl.workers.engine import EngineRegistry
+
+    parallel_state._PARALLEL_STATE = None
+    parallel_state._PARALLEL_STATE_CACHE.clear()
+    parallel_state._PARALLEL_STATE_REGISTRY.clear()
+    names = [f.name for f in fields(VeOmniEngineConfig) if f.name.endswith("_implementation")]
+    kernels = dict.fromkeys(names, "eager")
+    engine = EngineRegistry.new(
+        model_type="language_model",
+        backend="veomni",
+        model_config=HFModelConfig(path=str(checkpoint), load_tokenizer=False, **model_options),
+        engine_config=VeOmniEngineConfig(
+            **kernels | {"attn_implementation": "sdpa", "qat_implementation": "none"},
+            ulysses_parallel_size=ulysses,
+            use_torch_compile=False,
+            use_dynamic_bsz=False,
+            mixed_precision=False,
+            strategy="veomni",
+        ),
+        optimizer_config=VeOmniOptimizerConfig(lr=1e-3, total_training_steps=2),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine._autocast_dtype = torch.float32
+    engine.initialize()
+    engine.module.float()  # VeOmni loads bfloat16
+    return engine

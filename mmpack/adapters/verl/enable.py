@@ -81,6 +81,9 @@ if "veomni" in EngineRegistry._engines["language_model"]:  # it is installed
     class MmpackVeOmni(Packing, VeOmniEngineWithLMHead):
         """verl's VeOmni engine. Within a pass its model has all rows until mmpack cuts them: Ulysses is mmpack's."""
 
+        # its layers ask for sequence lengths, which mmpack's attention does not read
+        asked = {"cu_seq_lens_q": torch.zeros(1, dtype=torch.int32)}
+
         def initialize(self) -> None:
             if self.enable_routing_replay:
                 raise ModelError(

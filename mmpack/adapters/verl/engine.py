@@ -274,7 +274,7 @@ def _values(
     try:  # the outermost module is called: FSDP gathers what it needs there
         with attach(model):
             inputs = inputs_of(batch, model, "auto", None, None, split)
-            logits = engine.module(**inputs).logits[0]
+            logits = engine.module(**inputs, **getattr(engine, "asked", {})).logits[0]
     finally:
         hook.remove()
     values: Rows = {}
