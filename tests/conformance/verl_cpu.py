@@ -41,6 +41,23 @@ def start() -> None:
         manual_seed_all = manual_seed
 
     PlatformRegistry.register("cpu")(Cpu)
+    from torch.distributed.fsdp import _common_utils, _init_utils, fully_sharded_data_parallel
+    from verl.workers.engine.fsdp import transformer_impl
+
+    def on_cpu(state: Any, *_: Any) -> Any:
+        state._device_handle = _common_utils._FSDPDeviceHandle(torch.device("cpu"), torch.cpu)
+        return state
+
+    _init_utils._init_device_handle = on_cpu
+    fully_sharded_data_parallel._init_device_handle = on_cpu
+
+    class CpuFSDP(transformer_impl.FSDP):
+        """FSDP 1 broadcasts weights on GPUs only; each rank has read the same."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs | {"sync_module_states": False, "device_id": None})
+
+    transformer_impl.FSDP = CpuFSDP
     if torch.distributed.is_initialized():  # by a test of several ranks
         return
     with socket.socket() as free:

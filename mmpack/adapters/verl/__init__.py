@@ -3,7 +3,7 @@
 One line of configuration, `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`, or one call,
 `use(engine)`.
 
-Run with verl 0.9.1, transformers 5.10.2.
+Run with verl 0.9.1, transformers 5.9.0.
 """
 
 from typing import Any

@@ -81,15 +81,14 @@ if "veomni" in EngineRegistry._engines["language_model"]:  # it is installed
     class MmpackVeOmni(Packing, VeOmniEngineWithLMHead):
         """verl's VeOmni engine. Within a pass its model has all rows until mmpack cuts them: Ulysses is mmpack's."""
 
-        # its layers ask for sequence lengths, which mmpack's attention does not read
-        asked = {"cu_seq_lens_q": torch.zeros(1, dtype=torch.int32)}
-
         def initialize(self) -> None:
             if self.enable_routing_replay:
                 raise ModelError(
                     "verl engine: router_replay of VeOmni is on, which the packed pass does not support. "
                     "Fix: set actor.veomni.router_replay.mode=disabled"
                 )
+            # what its layers ask for, and mmpack's attention does not read
+            self.asked = {"cu_seq_lens_q": torch.zeros(1, dtype=torch.int32)}
             super().initialize()
 
         def get_data_parallel_size(self) -> int:
