@@ -30,7 +30,7 @@ def test_two_ranks_are_verl_s(tmp_path, verl_on_cpu, name, check):
     ]
     model = small_model(name).bfloat16().float()  # VeOmni rounds weights
     model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(1.25 * model.lm_head.weight.detach())
+    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight.detach())
     model.save_pretrained(tmp_path / "model")
     data = from_samples(samples)
     draw = torch.Generator().manual_seed(0)
