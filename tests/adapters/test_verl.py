@@ -379,6 +379,32 @@ def test_one_line_of_configuration(engine, checkpoint, data, monkeypatch, caplog
         importlib.reload(enable)
 
 
+@pytest.mark.slow
+def test_glm_runs_by_transformers_forward(tmp_path, monkeypatch):
+    """verl's own fails, so each sample alone through transformers is the oracle."""
+    from conformance.verl_cpu import make_engine
+    from support.families import mixed_batch
+    from support.models import small_model
+
+    from mmpack.adapters.transformers import model_inputs
+
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "mmpack")
+    model = small_model("glm4v")
+    model.save_pretrained(tmp_path)
+    samples = [dataclasses.replace(s, loss_spans=s.loss_spans[-1:]) for s in mixed_batch("glm4v")]
+    data = from_samples(samples)
+    external = {"external_lib": "mmpack.adapters.verl.enable", "use_remove_padding": True}
+    packed = make_engine(tmp_path, **external)
+    found = inferred(packed, data, micro_batch_size_per_gpu=5)["log_probs"]
+    assert packed.handle.stats["tokens"] < packed.handle.stats["tokens_unshared"]
+    for row, mask, s in zip(found, data.batch["response_mask"].bool(), samples, strict=True):
+        with torch.no_grad():
+            logits = model(**model_inputs(mp.pad([s]), model)).logits[0] / 0.7
+        ids = torch.from_numpy(s.input_ids)[s.loss_indices]
+        alone = logits.log_softmax(-1)[s.loss_indices - 1, ids]
+        assert (row[mask] - alone).abs().max() <= TOLERANCES["layouts"].value
+
+
 def test_a_group_goes_to_one_rank(monkeypatch):
     """verl's trainer, with its own upsampling and balance before."""
     import transfer_queue
