@@ -196,13 +196,14 @@ def engine(verl_on_cpu, checkpoint):
 
 
 def test_log_probs_are_verl_s(engine, data):
-    """Micro-batches of 4 rows, whose groups are apart."""
+    """Micro-batches of 2 rows; groups are apart, so bins have rows in another order."""
     data.reorder(torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))
-    stock = inferred(engine, data, calculate_sum_pi_squared=True)
+    settings = {"micro_batch_size_per_gpu": 2, "calculate_sum_pi_squared": True}
+    stock = inferred(engine, data, **settings)
     handle = use(engine)
     with handle:
-        own = inferred(engine, data, calculate_sum_pi_squared=True)
-    off = inferred(engine, data)
+        own = inferred(engine, data, **settings)
+    off = inferred(engine, data, micro_batch_size_per_gpu=2)
     mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :].bool()
     bound = TOLERANCES["layouts"].value
     assert stock.keys() == own.keys() and len(own) == 3
