@@ -44,7 +44,6 @@ from mmpack.parity.fixes import FIXES
 from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
-from mmpack.versions import takes_encoded_media
 
 __all__ = ["MmpackGRPO", "MmpackRLOO", "PassStats"]
 
