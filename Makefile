@@ -76,7 +76,7 @@ test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a
 	.venv-vllm/bin/python -m pytest $(SOME) -m engine $(call marked,engine)
 
 .PHONY: test-frameworks
-test-frameworks: $(FRAMEWORKS:%=test-framework-%) $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
+test-frameworks: $(FRAMEWORKS:%=test-framework-%) test-trl $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
 	rm -rf build/matrix && mkdir -p build/matrix
 	for name in $(MATRIX); do \
 	  PYTHONPATH=tests .venv-$$name/bin/python -m matrix build/matrix --only $$name >/dev/null || exit 1; \
@@ -90,6 +90,10 @@ $(TOGETHER:%=test-framework-%): .venv-together/.stamp
 test-framework-hub: .venv-transformers-5.19/.stamp
 $(FRAMEWORKS:%=test-framework-%): test-framework-%:
 	$(<D)/bin/python -m pytest $(SOME) -m "$* and not gpu" $(call marked,$*)
+
+.PHONY: test-trl
+test-trl: .venv-trl-1.12/.stamp  ## TRL's adapter under the oldest TRL; `test` has the newest
+	.venv-trl-1.12/bin/python -m pytest $(SOME) -m "$(HERE)" $(wildcard tests/adapters/test_trl_*.py)
 
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target

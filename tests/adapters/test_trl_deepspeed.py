@@ -33,7 +33,8 @@ def run(rank, port, checkpoint, folder, stage):
         Ours,
         checkpoint,
         folder / str(rank),
-        4,
+        2,
+        gradient_accumulation_steps=2,
         use_cpu=False,
         deepspeed={
             "train_micro_batch_size_per_gpu": "auto",

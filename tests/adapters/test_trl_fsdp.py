@@ -30,11 +30,13 @@ def run(rank, port, checkpoint, folder):
         Ours,
         checkpoint,
         folder / str(rank),
-        4,
+        2,
+        gradient_accumulation_steps=2,  # which become one pass
         fsdp=True,
         fsdp_config={"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
         accelerator_config={"use_configured_state": True},
     )
+    assert trainer._joined == 2
     assert trainer.accelerator.distributed_type == DistributedType.FSDP
     assert isinstance(trainer.model, FSDPModule) and isinstance(trainer.ref_model, FSDPModule)
     whole = {n: p.full_tensor().detach() for n, p in trainer.model.named_parameters()}

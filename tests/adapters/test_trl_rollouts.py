@@ -93,7 +93,7 @@ def test_old_and_reference_logprobs_are_over_the_lists(trainer, made):
             assert (batch[name][b, at] - wanted).abs().max() <= 1e-5
         observed = np.flatnonzero(np.array(rollouts["env_mask"][b]) == 0)
         assert (batch["old_per_token_logps"][b, observed] == 0).all()
-    assert trainer._kept_ids is None
+    assert not trainer._held
 
 
 def test_a_loss_of_shuffled_rows_reads_their_own_lists(trainer, made):

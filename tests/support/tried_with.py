@@ -24,7 +24,7 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "transfer_queue": {"together": ["TransferQueue"]},
     "ray": {"together": ["ray"]},
     "datasets": {"": ["datasets"]},
-    "trl": {"": ["trl", "transformers"], "together": ["deepspeed"]},
+    "trl": {"trl-*": ["trl"], "": ["trl", "transformers"], "together": ["deepspeed"]},
     "verl": {"verl": ["verl", "transformers"]},
     "unirl": {"unirl": ["unirl", "transformers"]},
     "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},

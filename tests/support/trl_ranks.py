@@ -14,13 +14,16 @@ RANKS, STEPS = 2, 3
 
 
 class Drawn:
-    """Completions of one to six ids, drawn by a prompt's ids and its place in its group of four."""
+    """Completions of one to six ids, drawn by a prompt's ids and its place in its group of four; most of them end."""
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         out = []
         for i, ids in enumerate(prompt_ids):
             rng = np.random.default_rng([sum(ids), i % 4])
-            out.append(rng.integers(0, 1000, rng.integers(1, 7)).tolist())
+            drawn = rng.integers(0, 1000, rng.integers(0, 6)).tolist()
+            out.append([*drawn, self._tokenizer.eos_token_id if rng.random() < 0.7 else 5])
         return out, None
 
 

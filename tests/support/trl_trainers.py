@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from mmpack.adapters.transformers.attention import is_attached
-from mmpack.adapters.trl import MmpackGRPO
+from mmpack.adapters.trl import MmpackGRPO, MmpackRLOO
 from mmpack.demo.datasets import load_exercises
 from mmpack.demo.qwen_processor import qwen_vl_processor
 
@@ -23,6 +23,23 @@ datasets = pytest.importorskip("datasets")
 
 class Packed(MmpackGRPO, trl.GRPOTrainer):
     pass
+
+
+class PackedRLOO(MmpackRLOO, trl.RLOOTrainer):
+    pass
+
+
+class Gradients(TrainerCallback):
+    """Those of each step, before it is taken."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        own = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+        self.seen.append({name: grad.clone() for name, grad in own})
 
 
 @cache
@@ -68,10 +85,11 @@ def make_trainer(
         "report_to": [],
         "disable_tqdm": True,
     }
+    config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
     return cls(
         model=AutoModelForImageTextToText.from_pretrained(checkpoint),
         reward_funcs=reward,
-        args=trl.GRPOConfig(output_dir=str(output), **(settings | options)),
+        args=config(output_dir=str(output), **(settings | options)),
         train_dataset=datasets.Dataset.from_list(list(rows)),
         eval_dataset=datasets.Dataset.from_list(list(rows[:1])),
         processing_class=processor,

@@ -1,6 +1,6 @@
-"""TRL 1.16: a real `GRPOTrainer` on packed, prefix-shared batches, and its batches as samples and back.
+"""TRL: its real trainers (GRPO, RLOO, DPO, SFT) on packed, prefix-shared batches, and GRPO's batches as samples.
 
-Run with trl 1.16.0, transformers 5.23.0, deepspeed 0.19.8.
+Run with trl 1.12.0, 1.16.0, transformers 5.23.0, deepspeed 0.19.8.
 """
 
 from mmpack.errors import needs
@@ -11,7 +11,17 @@ with needs("trl", __name__):
 
 from mmpack.adapters.trl.async_grpo import MmpackAsyncGRPO
 from mmpack.adapters.trl.convert import from_batch, to_samples
-from mmpack.adapters.trl.grpo import MmpackGRPO
+from mmpack.adapters.trl.grpo import MmpackGRPO, MmpackRLOO
 from mmpack.adapters.trl.rollouts import to_trajectories
+from mmpack.adapters.trl.supervised import MmpackDPO, MmpackSFT
 
-__all__ = ["MmpackAsyncGRPO", "MmpackGRPO", "from_batch", "to_samples", "to_trajectories"]
+__all__ = [
+    "MmpackAsyncGRPO",
+    "MmpackDPO",
+    "MmpackGRPO",
+    "MmpackRLOO",
+    "MmpackSFT",
+    "from_batch",
+    "to_samples",
+    "to_trajectories",
+]

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -41,11 +41,12 @@ class MmpackAsyncGRPO(TrainerMixin):
     read. The loss is TRL's: clipped, the mean over a micro-batch's tokens, logarithms of ratios cut to ±20.
     As in TRL, the text model and the head are trained, the vision tower is not.
 
-    Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; ModelError for several processes, the
+    Raises, when built: MissingExtraError, BackendError for another TRL; ModelError for several processes, the
     router's auxiliary loss and families that can't be packed; ArgumentError without a `rollout_worker`.
     """
 
-    _trainer, _method = "AsyncGRPOTrainer", "compute_loss"
+    _trainer = "AsyncGRPOTrainer"
+    _methods: ClassVar = {"compute_loss": ("model", "inputs"), "get_train_dataloader": ()}
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._check_trl("trl.experimental.async_grpo.async_grpo_trainer")

@@ -46,11 +46,11 @@ def rows_to_samples(
     for b, row in enumerate(ids):
         where = f"trl: row {b}"
         kept = valid_tokens(mask[b], where, "pad prompts left and completions right")
-        images = list(media[b]) if len(media) else []
+        own = media[b] if len(media) else []
         sample = row_sample(
             where,
             row[kept],
-            {"image": images, "video": []},
+            {kind: [m for m in own if m.modality == kind] for kind in ("image", "video")},
             wanted[b, kept],
             family,
             response_start=max(completion_start - kept.start, 0),

@@ -1,72 +1,53 @@
 """`class Trainer(MmpackGRPO, GRPOTrainer)`: TRL's trainer, its logprob passes on packed, prefix-shared batches.
 
 Overridden are the method that every logprob and entropy [B, C] comes from (old, reference and loss passes), the one
-that calls the reward functions, which refuses infinite rewards, and those that kept ids pass through. The models are
-attached in the first only. Generation, rewards, advantages, losses, corrections and metrics are TRL's.
+that hands out micro-batches, which cuts a step's again by group, the one that calls the reward functions, which refuses
+infinite rewards, and those that kept ids and videos pass through. The models are attached in the first only.
+Generation, rewards, advantages, losses, corrections and metrics are TRL's.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.loss_values import rectangle
+from mmpack.adapters.processed_media import GRIDS, PIXELS, SECONDS, media_of_inputs
 from mmpack.adapters.response_lists import (
     KEPT_IDS,
     refuse_missing,
     response_lists,
     scored_lists,
 )
-from mmpack.adapters.transformers.attention import attach, refuse_unpackable
+from mmpack.adapters.row_sample import prompt_group
+from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.rope import pack_shared
-from mmpack.adapters.transformers.tower import tower_and_projector
-from mmpack.adapters.transformers.unwrap import is_sharded, unwrap
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
-from mmpack.adapters.trl.mixin import SUPPORTED, TrainerMixin
-from mmpack.cache.features import FeatureStore
-from mmpack.errors import ArgumentError, ModelError, kind_of
-from mmpack.families import Family, family_of_config
-from mmpack.layout.occurrences import occurring_media
+from mmpack.adapters.trl.mixin import PassStats, TrainerMixin
+from mmpack.adapters.trl.recut import (
+    GROUPS,
+    chosen,
+    concatenated,
+    joined_parts,
+    largest_group,
+    order_of,
+)
+from mmpack.errors import ArgumentError, ModelError, check_whole, kind_of
+from mmpack.families import Family
 from mmpack.layout.runs import placeholder_runs
-from mmpack.packing.batch import PackedBatch
 from mmpack.parity.fixes import FIXES
+from mmpack.schema.media import Medium
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
-from mmpack.versions import takes_encoded_media
 
+__all__ = ["MmpackGRPO", "MmpackRLOO", "PassStats"]
 
-@dataclass
-class PassStats:
-    """Sums over forward passes: rows of the text model, patches of the vision tower."""
-
-    passes: int = 0
-    samples: int = 0
-    tokens: int = 0
-    tokens_stock: int = 0
-    patches: int = 0
-    patches_stock: int = 0
-
-    def add(self, other: PassStats) -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-    def __str__(self) -> str:
-        """A table of three lines."""
-        lines = [f"{self.passes:>4} passes {'TRL':>12} {'mmpack':>12} {'ratio':>7}"]
-        for name in ("tokens", "patches"):
-            stock, own = getattr(self, f"{name}_stock"), getattr(self, name)
-            lines.append(f"{name:<11} {stock:>12,} {own:>12,} {stock / max(own, 1):>6.2f}×")
-        return "\n".join(lines)
-
-
+VIDEOS = "mmpack_videos"  # in TRL's dict: the videos of each row
 SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
 
 
@@ -81,56 +62,165 @@ class MmpackGRPO(TrainerMixin):
     `kept_ids`, one list of ids per completion token, empty where nothing was sampled: old, reference and loss passes
     are then over these.
 
+    The rows of an optimizer step are sorted by group, and as many of TRL's micro-batches run as one pass as leave it at
+    most `max_tokens` tokens, set in a class body. None: those of TRL's own rectangle, or of the largest group if it has
+    more. What depends on a micro-batch's tokens (`bnpo`, `entropy_coef`, `top_entropy_quantile`) keeps TRL's.
+
     A tower that is not trained encodes each picture once for old, reference and loss passes: its features are kept in
     `feature_bytes` on the device and `feature_host_bytes` on the host, both set in a class body; 0 keeps none.
 
-    Raises, when built: MissingExtraError, BackendError for another TRL than 1.16; LayoutError (MM006) for a model of
-    no known family; ModelError for what the packed pass can't do (FSDP 1, torch_compile, the router's auxiliary loss).
+    Raises, when built: MissingExtraError, BackendError for a TRL without the methods that are overridden;
+    LayoutError (MM006) for a model of no known family; ModelError for what the packed pass can't do (FSDP 1,
+    torch_compile, the router's auxiliary loss); ArgumentError for `max_tokens` below 1.
     """
 
-    mmpack_stats: PassStats
-    feature_bytes: int = 2**29
-    feature_host_bytes: int = 0
-    _kept_ids: list[Ragged] | None = None  # of the rows that the next passes read
+    max_tokens: int | None = None
+    current_gradient_accumulation_steps: Any  # the Trainer's
+    _held: dict[str, Any]  # kept ids and videos of the rows that the next passes read
+    _ahead: list[Any]  # micro-batches to come of this optimizer step; None: in a later one
+    _joined: int = 1  # how many of TRL's micro-batches the present one holds
+    _done: int = 0  # micro-batches of this optimizer step that came before
+    _groups_kept = False  # whether what is generated keeps the numbers of its groups
 
-    _trainer, _method = "GRPOTrainer", "_compute_loss"
+    _trainer = "GRPOTrainer"
+    _methods: ClassVar = {
+        "_prepare_inputs": ("generation_batch",),
+        "_generate": ("prompts",),
+        "_generate_and_score_completions": ("inputs",),
+        "_tokenize_prompts": ("prompts",),
+        "_calculate_rewards": (),
+        "_get_per_token_logps_and_entropies": ("batch_size", "compute_entropy", "compute_aux_loss"),
+        "_compute_loss": ("model", "inputs"),
+    }
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._check_trl("trl")
+        self._held = {}
         super().__init__(*args, **kwargs)
-        refuse_unsupported(self)
-        self.mmpack_stats = PassStats()
-        self._mmpack_stores: WeakKeyDictionary[torch.nn.Module, FeatureStore] = WeakKeyDictionary()
-        policy = unwrap(self.accelerator.unwrap_model(self.model), "MmpackGRPO")
-        self._mmpack_family = family_of_config(policy.config)
-        refuse_unpackable(policy)
+        # of TRL before 1.15, where it takes the place of the passes
+        liger = getattr(self, "use_liger_kernel", False)
+        self._start_packing([("use_liger_kernel", liger, "turn it off")])
+        if self.max_tokens is not None:
+            check_whole(self._mixin().__name__, "max_tokens", self.max_tokens, least=1)
         if self.use_vllm:
             self.vllm_generation.generate = check_prompts(
                 self.vllm_generation.generate, self._mmpack_family
             )
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """TRL's micro-batch; in training, the rows of its optimizer step cut again. None: they are in a later one."""
+        self._groups_kept = self.model.training
+        try:
+            inputs = super()._prepare_inputs(generation_batch)
+        finally:
+            self._groups_kept = False
+        if not self.model.training:
+            self._joined = 1
+            return inputs
+        steps, at = self.args.steps_per_generation, self._step % self.args.steps_per_generation
+        left = self.current_gradient_accumulation_steps - self._done
+        if self._done == 0 or at == 0:  # what is left of the step, or of what was generated
+            self._ahead = self._recut(self._buffered_inputs[at : at + min(left, steps - at)])
+        self._done = 0 if self.accelerator.sync_gradients else self._done + 1
+        return self._ahead.pop(0)
+
+    def _recut(self, chunks: Sequence[Any]) -> list[Any]:
+        """TRL's micro-batches of one step, as many: the last of each `_joined` holds the rows of all of them."""
+        self._joined = 1
+        if len(chunks) == 1 or self._rows_depend():
+            return list(chunks)
+        from trl.trainer import utils
+
+        rows = concatenated([utils.split_pixel_values_by_grid(c) for c in chunks])
+        order = order_of(rows[GROUPS].tolist())
+        rows = chosen(rows, order)
+        prompts, completions = (
+            rows[f"{name}_mask"].sum(dim=1).cpu().numpy() for name in ("prompt", "completion")
+        )
+        width = rows["prompt_ids"].shape[1] + rows["completion_ids"].shape[1]
+        # DeepSpeed's first backward of a step overwrites gradients, later ones add: each must be a real one
+        if not self.is_deepspeed_enabled:
+            self._joined = self._joinable(
+                rows[GROUPS].tolist(), prompts, completions, len(chunks), width
+            )
+        parts: list[Any] = utils.split_tensor_dict(rows, len(chunks) // self._joined)
+        idle = [None] * (self._joined - 1)
+        return [x for p in parts for x in (*idle, utils.unsplit_pixel_values_by_grid(p))]
+
+    def _joinable(
+        self,
+        groups: Sequence[Any],
+        prompts: np.ndarray,
+        completions: np.ndarray,
+        parts: int,
+        width: int,
+    ) -> int:
+        """`joined_parts`, the least of all ranks': each must run as many passes, of as many rows."""
+        if parts == 1:
+            return 1
+        least = max(len(groups) // parts * width, largest_group(groups, prompts, completions))
+        own = joined_parts(groups, prompts, completions, parts, self.max_tokens or least)
+        if self.accelerator.num_processes == 1:
+            return own
+        counted = torch.tensor([own], device=self.accelerator.device)
+        return int(self.accelerator.gather(counted).min())
+
+    def _rows_depend(self) -> bool:
+        """Whether the loss has means over the tokens of a micro-batch: its rows then stay TRL's."""
+        return (
+            self.loss_type == "bnpo"
+            or self.top_entropy_quantile < 1.0
+            or self._entropy_bonus_enabled
+        )
+
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        """TRL's; it generates with the videos of the prompts, and has no place for them in the passes that follow."""
+        out = super()._tokenize_prompts(prompts)
+        if PIXELS["video"] in out[2]:
+            if self.use_vllm:
+                raise ModelError(
+                    f"{self._mixin().__name__}: TRL hands vLLM no videos. "
+                    "Fix: use_vllm=False, or a rollout_func and pictures of the frames"
+                )
+            self._held[VIDEOS] = videos_of_prompts(prompts, out[2], self._mmpack_family)
+        return out
+
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's. A rollout_func's `kept_ids` are checked and held, and don't reach the reward functions."""
         out = super()._generate(*args, **kwargs)
         completions, mask, fields = out[1], out[2], out[5]
-        self._kept_ids = kept_of_rollout(fields.pop(KEPT_IDS, None), completions, mask)
+        kept = kept_of_rollout(fields.pop(KEPT_IDS, None), completions, mask)
+        if kept is not None:
+            self._held[KEPT_IDS] = kept
         return out
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """TRL's, with the rows' `kept_ids` in its dict, where it shuffles and splits them with the other fields."""
+        """TRL's, with what is held of the rows in its dict, where it shuffles and splits it with the other fields."""
         refuse_pictures(inputs, self._mmpack_family)
         try:
             out = super()._generate_and_score_completions(inputs)
-            return out if self._kept_ids is None else out | {KEPT_IDS: self._kept_ids}
+            if self._groups_kept:
+                first = self.accelerator.process_index * len(inputs)
+                rows = torch.arange(first, first + len(inputs))
+                out = out | {GROUPS: rows // self.num_generations}
+            return out | self._held
         finally:
-            self._kept_ids = None
+            self._held = {}
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self._kept_ids = inputs.get(KEPT_IDS)
+        if inputs is None:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        self._held = {name: inputs[name] for name in (KEPT_IDS, VIDEOS) if name in inputs}
+        steps = getattr(self, "current_gradient_accumulation_steps", 1)  # none before a first step
+        scales = steps, self.args.steps_per_generation
         try:
+            # TRL's own scaling, for micro-batches of so many more rows
+            self.current_gradient_accumulation_steps = scales[0] / self._joined
+            self.args.steps_per_generation = scales[1] / self._joined
             return super()._compute_loss(model, inputs)
         finally:
-            self._kept_ids = None
+            self.current_gradient_accumulation_steps, self.args.steps_per_generation = scales
+            self._held = {}
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's, [B, functions]. NaN is "no reward" to it, and it warns; an infinite one becomes 0 in silence."""
@@ -179,16 +269,27 @@ class MmpackGRPO(TrainerMixin):
             media = media_of_rows(
                 pixel_values, image_grid_thw, num_images, family, image_sizes, image_position_ids
             )
+            if VIDEOS in self._held:
+                media = [
+                    i + v
+                    for i, v in zip(media or [[]] * len(input_ids), self._held[VIDEOS], strict=True)
+                ]
             mask = attention_mask.cpu()
             samples = rows_to_samples(input_ids, mask, start, family, media)
             columns = mask.argmax(dim=1).tolist()  # of each row's first token
-            if self._kept_ids is not None:
-                rows = zip(samples, columns, self._kept_ids, strict=True)
+            if KEPT_IDS in self._held:
+                rows = zip(samples, columns, self._held[KEPT_IDS], strict=True)
                 for sample, first, lists in rows:
                     at = sample.loss_indices
                     ids = sample.input_ids[at]
                     sample.kept_ids = scored_lists(lists, at + first - start, ids)
             size = batch_size or len(samples)
+            if len(samples) > size and len(samples) % size == 0:
+                prompts = mask[:, :start].sum(dim=1).numpy()
+                groups = [prompt_group(s, p) for s, p in zip(samples, prompts, strict=True)]
+                completions = mask[:, start:].sum(dim=1).numpy()
+                parts = len(samples) // size
+                size *= self._joinable(groups, prompts, completions, parts, mask.shape[1])
             logps, entropies = [], []
             for first in range(0, len(samples), size):
                 part = samples[first : first + size]
@@ -204,53 +305,33 @@ class MmpackGRPO(TrainerMixin):
     ) -> tuple[Any, ...]:
         """The pack, logprobs [N] (and entropies [N]) of the samples' loss tokens, from one forward through `model`."""
         batch = pack_shared(samples, model).to(device)
-        # a rank without a picture still runs the tower
-        vision = "always" if self.accelerator.num_processes > 1 else "auto"
         with self.accelerator.autocast(), attach(model):
             values = packed_logprobs(
                 model,
                 batch,
                 self.temperature,
-                vision,
+                self._vision,
                 entropy=entropy,
                 features=self._features_of(model, batch),
             )
-        stats = PassStats(
-            passes=1,
-            samples=len(samples),
-            tokens=batch.num_tokens,
-            tokens_stock=len(samples) * width,
-            patches=batch.stats["patches_encoded"],
-            patches_stock=sum(_patches(s) for s in samples),
-        )
-        self.mmpack_stats.add(stats)
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name in ("tokens", "tokens_stock", "patches", "patches_stock"):
-            metrics[f"mmpack/{name}"].append(getattr(stats, name))
+        self._count(batch, samples, width)
         return batch, *(values if isinstance(values, tuple) else (values,))
 
-    def _features_of(self, model: Any, batch: PackedBatch) -> FeatureStore | None:
-        """Where features of this model's media are kept: one store for all models whose towers are equal now.
 
-        None where they are not kept: without media or a budget, and where the tower is trained, sharded or has dropout.
-        """
-        whole = unwrap(model, "MmpackGRPO")
-        if not batch.media or not takes_encoded_media(whole):
-            return None
-        tower = tower_and_projector(whole)
-        trained = any(p.requires_grad for p in tower.parameters())
-        if self.feature_bytes + self.feature_host_bytes == 0 or trained or tower.random:
-            return None
-        # ranks must call a sharded tower equally often
-        if any(is_sharded(module) for module in tower.modules):
-            return None
-        store = self._mmpack_stores.get(tower.modules[0])
-        # new, or changed: merged adapters, a synced reference
-        if store is None or not store.fits(tower):
-            fitting = (s for s in self._mmpack_stores.values() if s.fits(tower))
-            store = next(fitting, None) or FeatureStore(self.feature_bytes, self.feature_host_bytes)
-            self._mmpack_stores[tower.modules[0]] = store
-        return store
+class MmpackRLOO(MmpackGRPO):
+    """Mix in before `trl.RLOOTrainer`; takes its arguments. All else is `MmpackGRPO`'s, without `kept_ids`."""
+
+    _trainer = "RLOOTrainer"
+
+    def _rows_depend(self) -> bool:
+        return False
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        return super(MmpackGRPO, self)._generate(*args, **kwargs)  # no rollout_func
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        """A mean over rows, which the Trainer divides by its own number of micro-batches."""
+        return super()._compute_loss(model, inputs) * self._joined
 
 
 def kept_of_rollout(
@@ -275,6 +356,21 @@ def kept_of_rollout(
         refuse_missing(lists, sampled, f"{where}, completion {b}")
         out.append(lists)
     return out
+
+
+def videos_of_prompts(
+    prompts: Sequence[Any], fields: Mapping[str, Any], family: Family
+) -> list[list[Medium]]:
+    """The videos of each prompt, from what the processor made of them all."""
+    own = {
+        name: fields[name] for name in (PIXELS["video"], GRIDS["video"], SECONDS) if name in fields
+    }
+    videos = iter(media_of_inputs(own, family, "trl")["video"])
+    parts = [
+        [p for m in prompt if isinstance(m["content"], list) for p in m["content"]]
+        for prompt in prompts
+    ]
+    return [[next(videos) for p in own if p["type"] == "video"] for own in parts]
 
 
 def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:
@@ -310,18 +406,6 @@ def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
     return "double_expansion" if doubled.any() else "max_pixels"
 
 
-def refuse_unsupported(trainer: Any) -> None:
-    """Raise ModelError for settings of a trainer that the packed pass can't obey."""
-    sharded = getattr(trainer.accelerator.state, "fsdp_plugin", None)
-    other = "turn it off, or train with plain GRPOTrainer"
-    options = (
-        ("FSDP 1", getattr(sharded, "fsdp_version", 2) == 1, "fsdp_config={'version': 2}"),
-        ("the router's auxiliary loss", trainer.aux_loss_enabled, other),
-        ("torch_compile", trainer.args.torch_compile, other),
-    )
-    refuse_on("MmpackGRPO", options)
-
-
 def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
     """Raise ModelError for rows with pictures of a family whose sizes TRL loses, before it generates and then fails."""
     if family.pixel_layout not in SIZES_LOST:
@@ -329,11 +413,6 @@ def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
     for row in rows:
         if isinstance(row, Mapping) and (row.get("images") or row.get("image") is not None):
             raise ModelError(
-                f"MmpackGRPO: TRL {SUPPORTED} does not pass the sizes of {family.name}'s pictures to the model. "
+                f"MmpackGRPO: TRL does not pass the sizes of {family.name}'s pictures to the model. "
                 "Fix: train on text alone, or call mp.pack and packed_logprobs in a loop of your own"
             )
-
-
-def _patches(sample: Sample) -> int:
-    """What the tower of a rectangle encodes of a sample: each medium as often as it occurs."""
-    return sum(int(np.prod(m.grid_thw)) for m in occurring_media(sample))
