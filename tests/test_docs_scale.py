@@ -1,6 +1,5 @@
-"""docs/scale.md and benchmarks/scale.md: the table is what results give, sums hold, and switches exist."""
+"""docs/scale.md and benchmarks/scale.md: sums hold."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -35,43 +34,3 @@ def test_sums_hold():
         one = {"ms": 1e-3, "s": 1, "min": 60, "hours": 3600, "days": 86_400}[unit]
         total = number(us) * (1e9 if count == "10⁹" else number(count)) / number(of or "1") / 1e6
         assert number(found) * one == pytest.approx(total, rel=0.02)
-
-
-def switches():
-    """(package, switch) of each row of the last table."""
-    rows = re.findall(r"^\| [^|]*\| (\w+) \| (`[^|]+`) \|$", PAGE, re.MULTILINE)
-    return [(package, name) for package, cell in rows for name in re.findall(r"`(\w+)`", cell)]
-
-
-def sources(package):
-    found = importlib.util.find_spec(package)
-    [folder] = found.submodule_search_locations
-    return Path(folder)
-
-
-PLACES = {  # where a package of many files keeps its switches
-    "torch": ["autograd/graph.py", "distributed/fsdp", "include/c10/cuda/CUDAAllocatorConfig.h"],
-    "accelerate": ["utils/dataclasses.py"],
-    "trl": ["trainer"],
-    "verl": ["trainer/config", "workers/config"],
-    "deepspeed": ["runtime"],
-    "vllm": ["engine/arg_utils.py"],
-    "sglang": ["srt/arg_groups", "srt/server_args.py"],
-}
-
-
-def text_of(package, root):
-    for place in PLACES[package]:
-        path = root / place
-        files = [path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.yaml")]
-        for file in files:
-            yield file.read_text(encoding="utf-8", errors="replace")
-
-
-@pytest.mark.parametrize("package", PLACES)
-def test_switches_exist(package):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is in another environment")
-    text = "\n".join(text_of(package, sources(package)))
-    names = [name for of, name in switches() if of == package]
-    assert names and [n for n in names if n not in text] == []
