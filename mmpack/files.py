@@ -147,17 +147,17 @@ def read_bounded(path: Path, most: int, look: Callable[[IO[bytes]], object] | No
     """The bytes of a file of at most so many, after a `look` at its head. Raises OSError, and what `look` does."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would wait, a device never ends
-        raise OSError(errno.EINVAL, "it is a pipe or a device")
+        raise OSError(errno.EINVAL, "it is a pipe or a device", str(path))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}")
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {most}", str(path))
         if look is not None:
             look(file)
             file.seek(0)
         data = file.read(most + 1)
     if len(data) > most:
-        raise OSError(errno.EFBIG, f"it grew beyond {most} bytes")
+        raise OSError(errno.EFBIG, f"it grew beyond {most} bytes", str(path))
     return data
 
 

@@ -18,16 +18,18 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**2
 MAX_CONFIG = 2**24  # bytes
 
 
-def as_bytes(text: str | None) -> int | None:
+def as_bytes(text: str | None, option: str = "--memory") -> int | None:
     """`40GB`, `37.5GiB`, or a plain number of bytes."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]I?B)?", text.strip().upper())
     if found is None:
-        raise typer.BadParameter(f"{text!r:.60} is not a number of bytes, such as 40GB or 37.5GiB.")
+        raise typer.BadParameter(
+            f"{option} {text!r:.60} is not a number of bytes, such as 40GB or 37.5GiB."
+        )
     count = float(found[1]) * UNITS[found[2] or ""]
     if count > 2**53:
-        raise typer.BadParameter(f"{text!r:.60} is more bytes than there are.")
+        raise typer.BadParameter(f"{option} {text!r:.60} is more bytes than there are.")
     return int(count)
 
 
@@ -111,7 +113,7 @@ def command(
         max_patches=max_patches,
         max_samples=max_samples,
         max_loss_tokens=max_loss_tokens,
-        max_media_bytes=as_bytes(max_media_bytes),
+        max_media_bytes=as_bytes(max_media_bytes, "--max-media-bytes"),
         ranks=ranks,
         share_prefix="auto" if auto_share else share_prefix,
         cost=None if cost is None else CostModel.load(cost),

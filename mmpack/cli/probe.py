@@ -57,6 +57,12 @@ def command(
     specs = [parse(text) for text in (a, b) if text is not None]
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
+    if all(spec.kind == "file" for spec in specs):  # recorded: their samples and tokens are chosen
+        unused = {"--trace": trace, "--limit": limit, "--tokens": tokens != "all" or None}
+        unused |= {"--draw-pixels": draw_pixels or None, "--media-root": media_root}
+        for option, value in unused.items():
+            if value is not None:
+                raise typer.BadParameter(f"{option} is of a side that runs; these are recorded.")
     require_extra("torch", "torch", "mmpack probe")
     from mmpack.probe import Contract, read_record, record, run
     from mmpack.probe.record import Record

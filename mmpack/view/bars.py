@@ -10,6 +10,7 @@ from mmpack.schema.spans import Cost, Score
 from mmpack.view.parts import Box, Drawing, Figure, Grid, Heading, Part, Shape, Stroke, Table, Word
 
 BARS = 16  # of a histogram, at most
+EXACT = 2**52  # of whole numbers below it, edges of bins are exact in float64
 WIDTH, HIGH, FOOT = 210.0, 60.0, 18.0  # of a histogram: its bars, and the words below
 
 Saved = tuple[str, int, int]  # a name, its count of each sample alone, and its count here
@@ -18,6 +19,9 @@ Saved = tuple[str, int, int]  # a name, its count of each sample alone, and its 
 def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) -> Figure:
     """How many of `values` lie in each of at most BARS equal ranges; those that are not finite are told apart."""
     given = np.asarray(values)
+    whole_numbers = given.dtype == object or given.dtype.kind in "iu"
+    if whole_numbers and (np.abs(given.astype(np.float64)) >= EXACT).any():  # of a damaged grid
+        given = given.astype(np.float64)
     found = given[np.isfinite(given)]
     left_out = f"; {len(given) - len(found):,} not finite" if len(found) < len(given) else ""
     if not len(found):
@@ -101,9 +105,8 @@ def _counts(
         return np.histogram(values, bins=bins, range=(low, high + 1))
     with np.errstate(over="ignore"):
         span = np.float64(high) - np.float64(low)
-    if (
-        not np.isfinite(span) or low + span / BARS == low
-    ):  # too far apart, or too near, for equal ranges
+    if not np.isfinite(span) or (np.diff(np.linspace(low, high, BARS + 1)) <= 0).any():
+        # too far apart, or too near, for equal ranges
         return np.array([len(values)]), np.array([low, high])
     return np.histogram(values.astype(np.float64), bins=BARS, range=(low, high))
 

@@ -117,6 +117,12 @@ WRONG = [
     (f"probe {TINY} {TINY} --factor -1", "factor"),
     (f"probe {TINY} {TINY} --trace none.jsonl", "none.jsonl"),
     ("probe hf:x hf:y", "--trace"),
+    ("probe a.probe b.probe --tokens 99999", "--tokens"),
+    ("probe a.probe b.probe --limit 1", "--limit"),
+    ("probe a.probe b.probe --draw-pixels", "--draw-pixels"),
+    ("plan good.jsonl --max-tokens 99 --max-media-bytes 2XB", "--max-media-bytes '2XB'"),
+    ("plan good.jsonl --max-tokens 99 --max-media-bytes 9999999999GB", "--max-media-bytes"),
+    ("plan good.jsonl --memory 2XB --model x", "--memory '2XB'"),
 ]
 
 
@@ -135,6 +141,14 @@ def test_bad_usage(tmp_path, monkeypatch, lines, line, part):
 def test_without_an_extra(package, line, extra):
     code = f"import sys; sys.modules[{package!r}] = None; {MAIN}"
     fails(run_python(code, line), package, f"mmpack[{extra}]")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_pipe_is_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    refused(
+        "schema", "--check", str(tmp_path / "pipe.json"), parts=["pipe.json", "a pipe or a device"]
+    )
 
 
 def test_interrupted(tmp_path, lines):

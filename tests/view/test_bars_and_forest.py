@@ -33,6 +33,21 @@ def test_every_finite_value_is_in_one_bar(values):
     assert "nan" not in str(svg(figure.drawing)).lower()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2**70, 1, 2],
+        [2**70],
+        [10**27, 10**27 + 1],
+        [2**62, 2**62 + 1],
+        [2**63 - 1, 0],
+        [2**53, 2**53 + 2],
+    ],
+)
+def test_huge_integers_are_drawn(values):
+    assert sum(counts(histogram(values, "numbers"))) == len(values)
+
+
 def test_the_bars_are_those_of_numpy():
     values = np.random.default_rng(0).normal(size=500)
     figure = histogram(values, "normal")
@@ -94,3 +109,12 @@ def test_pieces_are_where_all_columns_are_constant():
     a, b = np.array([0, 0, 1, 1, 1, 0]), np.array([1, 0, 0, 0, 1, 1])
     assert list(pieces(a, b)) == [(0, 1), (1, 2), (2, 4), (4, 5), (5, 6)]
     assert list(pieces(a[:0], b[:0])) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-1e300, 1e300), st.integers(1, 60))
+def test_numbers_a_few_roundings_apart_are_drawn(start, steps):
+    stop = start
+    for _ in range(steps):
+        stop = float(np.nextafter(stop, np.inf))
+    assert sum(counts(histogram([start, stop], "numbers"))) == 2

@@ -14,6 +14,7 @@ from support.planting.episodes import decode, episode, other, settings
 
 import mmpack as mp
 from mmpack import compare
+from mmpack.parity.report import Finding, ParityReport
 from mmpack.view.parity.parts import LEFT
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -244,3 +245,15 @@ def test_reports_without_samples():
         assert not page.all("section")
     assert "no such sample" in "".join(page.text)
     assert "pairs" not in report.to_dict()
+
+
+def test_what_shows_a_cause_is_said_once():
+    why = "processor.image.max_pixels: rollout 9, train 3"
+    found = [
+        Finding("s", field, None, None, "a", "b", "max_pixels", evidence)
+        for field, evidence in [("media", f"same grid, other cache_key; {why}"), ("processor", why)]
+    ]
+    report = ParityReport(
+        ok=False, compared=1, require=(), first=found[0], findings=found, total_findings=2
+    )
+    assert mp.view.html(report).count(why) == 1

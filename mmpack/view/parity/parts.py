@@ -259,7 +259,8 @@ def _by_cause(
 ) -> Iterator[draw.Part]:
     """Each cause: its evidence, its findings as a table, its fix."""
     for group in by_cause(findings):
-        yield draw.Line([_cause(group[0].cause), " ", "; ".join(evidence_of(group))])
+        why = dict.fromkeys(part for text in evidence_of(group) for part in text.split("; "))
+        yield draw.Line([_cause(group[0].cause), " ", "; ".join(why)])
         yield draw.Table(head, [row(finding) for finding in group], "mm-rows")
         yield draw.Line([draw.Styled("Fix: ", "b"), group[0].fix])
 
