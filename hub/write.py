@@ -139,6 +139,7 @@ def package() -> dict[str, str]:
         if place in made:
             continue
         source = files[name] if name in files else (ROOT / "mmpack" / place).read_text()
+        source = source.partition("from mmpack.exports")[0]  # names of mmpack's, not the kernel's
         made[place] = relative(source, place)
         todo += _needed(source, name, files)
         if "." in name:

@@ -50,5 +50,8 @@ def command(
     if read_bounded(check, MAX_FILE) == text.encode("utf-8"):
         return 0
     command_line = "mmpack schema" + " --rules" * rules + " --action" * action
-    print(f"mmpack: {check} is stale. Fix: {command_line} > {check}", file=sys.stderr)
+    print(
+        f"mmpack: {check} is not what {command_line} prints. Fix: if it is of an older mmpack, write it anew",
+        file=sys.stderr,
+    )
     return 1
