@@ -73,6 +73,7 @@ def check(model, batches):
         assert relative_difference(found_gradients, gradients) <= 2e-6
 
 
+@pytest.mark.slow
 def test_one_graph_for_shared_packs_and_one_for_plain_ones():
     counter = CompileCounterWithBackend("aot_eager")
     model = small_model("qwen2_5_vl").train()

@@ -33,7 +33,7 @@ CASES = {
 # losses of whole groups (4 of both steps), olds and references
 PASSES = {"grpo": 2 + 1 + 1, "sapo": 2 + 1 + 1, "dr_grpo": 10, "an odd end": 9}
 PASSES |= {"bnpo": 8 + 2 + 2, "an entropy bonus": 8 + 2 + 2}  # TRL's micro-batches
-QUICK = ("dapo", "dr_grpo", "bnpo")
+QUICK = ("dapo", "bnpo")
 
 
 class DrawnAlone(Drawn):

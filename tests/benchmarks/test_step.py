@@ -101,14 +101,9 @@ def cannot_run(name):
     return peer.package is not None and installed_version(peer.package) is None
 
 
-COMPILED = [pytest.param(n, marks=pytest.mark.slow) for n in PEERS if "compiled" in n]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    "name", [n for n in PEERS if "compiled" not in n and n != "padded"] + COMPILED
-)
-@pytest.mark.parametrize("workload", ["geo", pytest.param("video", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in PEERS if n != "padded"])
+@pytest.mark.parametrize("workload", ["geo", "video"])
 def test_peers_compute_one_thing(name, workload, held):
     if cannot_run(name):
         pytest.skip(f"{PEERS[name].package} is not installed")

@@ -147,6 +147,7 @@ def test_a_planted_difference_is_named(made, module, stage):
 
 
 @pytest.mark.parametrize("factor", [1.3, float("nan")])
+@pytest.mark.slow
 def test_a_wrong_dq_of_the_tower_is_named(made, packed, factor):
     """The first third of one layer's fused gradient."""
     whole = packed.parameters[f"{QKV}.weight"]
@@ -157,6 +158,7 @@ def test_a_wrong_dq_of_the_tower_is_named(made, packed, factor):
 
 
 @pytest.mark.parametrize("kind", ["a place", "a row", "a gradient", "a weight"])
+@pytest.mark.slow
 def test_what_a_run_lacks_is_beyond(made, packed, kind):
     key, way = ("mlp", DOWN), "forward"
     if kind == "a place":
@@ -177,6 +179,7 @@ def test_what_a_run_lacks_is_beyond(made, packed, kind):
 # -- the command and its benchmark -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_and_the_benchmarks_rows(made, monkeypatch, tmp_path, capsys):
     program = importlib.import_module("chain.__main__")
     monkeypatch.setattr(program, "prepare", lambda **_: made)

@@ -32,6 +32,7 @@ def run(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_family_of_one_s_own_outside_of_this_project(tmp_path):
     """The page's, in a folder that holds nothing else."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -406,6 +406,7 @@ def test_windows_of_any_length_share_a_graph_of_flex():
 
 
 @pytest.mark.filterwarnings("error")  # of an attention that holds all scores
+@pytest.mark.slow
 def test_more_graphs_of_flex_than_torch_s_limit(monkeypatch):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")

@@ -172,6 +172,7 @@ def peak_of_reading(path) -> tuple[int, float]:
     return int(count), float(peak)
 
 
+@pytest.mark.slow
 def test_parquet_bomb_of_one_long_string(tmp_path):
     column = pa.DictionaryArray.from_arrays(np.zeros(1000, np.int32), ["x" * 2**20])
     path = altered(tmp_path, "group_id", column)

@@ -180,7 +180,7 @@ class MmpackGRPO(TrainerMixin):
             if self.use_vllm:
                 raise ModelError(
                     f"{self._mixin().__name__}: TRL hands vLLM no videos. "
-                    "Fix: use_vllm=False, or a rollout_func and pictures of the frames"
+                    "Fix: set use_vllm=False, or pass a rollout_func and pictures of the frames"
                 )
             self._held[VIDEOS] = videos_of_prompts(prompts, out[2], self._mmpack_family)
         return out
