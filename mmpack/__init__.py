@@ -12,4 +12,6 @@ from mmpack.exports import exports
 __getattr__, __dir__, __all__ = exports(__name__)
 
 _notebook.load_with(lambda: importlib.import_module("mmpack.view"))
-logging.getLogger("mmpack").addHandler(logging.NullHandler())  # who runs it decides what is heard
+logging.getLogger("mmpack").addHandler(
+    logging.NullHandler()
+)  # the application decides what is logged

@@ -1,4 +1,4 @@
-# The public names: what type checkers see, and `mmpack.exports` loads.
+# The public names: type checkers read this file, and so does `mmpack.exports`.
 from mmpack import audio as audio
 from mmpack import blobs as blobs
 from mmpack import cache as cache

@@ -22,9 +22,9 @@ def homes(package: str) -> dict[str, str]:
 def exports(
     package: str, *, extra: str = "torch"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of `package`; a name whose home is the package itself is a module in it.
+    """Return `__getattr__`, `__dir__` and `__all__` of `package`. A name whose home is `package` itself is a submodule.
 
-    What a module lacks to be imported raises MissingExtraError, which names `extra`.
+    `__getattr__` raises MissingExtraError, naming `extra`, where a home needs a package that is not installed.
     """
     home_of = homes(package)
     names = sorted(home_of)

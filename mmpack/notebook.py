@@ -18,7 +18,7 @@ def register(**functions: Callable[..., Any]) -> None:
 
 
 def load_with(loader: Callable[[], object]) -> None:
-    """Name what loads the module that registers."""
+    """Set `loader`, which imports the module that calls `register`."""
     _loaders[:] = [loader]
 
 

@@ -58,7 +58,7 @@ def towers_take_known() -> bool:
 
 
 def interpolation(embeddings: Any, grids: Any, merge: int) -> dict[str, Any]:
-    """Which learned positions a patch lies between, and how near; before 5.15 by other names."""
+    """The tower's arguments that interpolate its learned positions: indices and weights, renamed in 5.15."""
     from transformers import vision_utils
 
     side = embeddings.num_grid_per_side
@@ -82,7 +82,7 @@ def blocks_keep_to_windows() -> bool:
 
 @functools.cache
 def checkpointing_runs_hooks() -> bool:
-    """Whether gradient checkpointing runs a layer's own hooks again: before 5.23. Since then what is within them."""
+    """Whether gradient checkpointing runs a layer's own hooks again. From 5.23 on, only its forward runs again."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return "__call__" in vars(GradientCheckpointingLayer)
@@ -90,19 +90,19 @@ def checkpointing_runs_hooks() -> bool:
 
 # ---- processors --------------------------------------------------------------------------------------
 
-# What becomes of vision start and end around a video's placeholder, where each temporal patch gets its own: before 5.10
-# all three were replaced, since then only the placeholder.
+# Where each temporal patch gets its own vision start and end: whether those around the video's placeholder stay. Before
+# 5.10 all three tokens were replaced, since then only the placeholder.
 KEPT, REPLACED = "kept", "replaced"
 
 
 def video_markers(hf_processor: Any) -> str:
-    """KEPT or REPLACED: transformers has had a method of this name for as long as the markers stay."""
+    """KEPT or REPLACED. The release that keeps them added the method `replace_video_token`."""
     old = hf_processor is not None and not hasattr(hf_processor, "replace_video_token")
     return REPLACED if old else KEPT
 
 
 def size_of_videos(hf_processor: Any) -> Any:
-    """The size that a whole processor hands its video processor at each call; None: none (Qwen-Omni's do)."""
+    """The size that a processor passes to its video processor at each call (Qwen-Omni's do), or None."""
     own = getattr(hf_processor, "videos_kwargs", None)
     if own is None:  # before 5.23
         own = getattr(getattr(hf_processor, "valid_processor_kwargs", None), "_defaults", {})
@@ -118,7 +118,7 @@ def own_budgets(video_processor: Any) -> dict[str, bool]:
 
 
 def sampling_rules(video_processor: Any) -> str:
-    """ "5.15" or "5.8", which rules of resizing videos those of the video processor's own release are."""
+    """Which rules resize videos, "5.15" or "5.8": those of the release that the video processor is from."""
     package = type(video_processor).__module__.partition(".")[0]
     if package != "transformers":
         return "5.15"

@@ -1,4 +1,4 @@
-"""`mmpack probe A B`: where do two sides part, at which module and which token?"""
+"""`mmpack probe A B`: at which module and token do two sides first differ?"""
 
 from __future__ import annotations
 
@@ -57,12 +57,13 @@ def command(
     specs = [parse(text) for text in (a, b) if text is not None]
     if (b is None) == (save is None):
         raise typer.BadParameter("Pass B, or --save FILE.probe to record A only.")
-    if all(spec.kind == "file" for spec in specs):  # recorded: their samples and tokens are chosen
+    # samples and tokens of a record were chosen when it was made
+    if all(spec.kind == "file" for spec in specs):
         unused = {"--trace": trace, "--limit": limit, "--tokens": tokens != "all" or None}
         unused |= {"--draw-pixels": draw_pixels or None, "--media-root": media_root}
         for option, value in unused.items():
             if value is not None:
-                raise typer.BadParameter(f"{option} is of a side that runs; these are recorded.")
+                raise typer.BadParameter(f"{option} is for sides that run; these are recorded.")
     require_extra("torch", "torch", "mmpack probe")
     from mmpack.probe import Contract, read_record, record, run
     from mmpack.probe.record import Record
@@ -126,8 +127,6 @@ def _samples(
 ) -> list[Sample]:
     """What the sides run; none where all are files."""
     if all(spec.kind == "file" for spec in specs):
-        if trace is not None:
-            raise typer.BadParameter("--trace is for sides that run; these are records.")
         return []
     if trace is None:
         family = next((spec.family for spec in specs if spec.family), None)

@@ -51,7 +51,7 @@ def command(
         return 0
     command_line = "mmpack schema" + " --rules" * rules + " --action" * action
     print(
-        f"mmpack: {check} is not what {command_line} prints. Fix: if it is of an older mmpack, write it anew",
+        f"mmpack: {check} is not what {command_line} prints. Fix: if an older mmpack wrote it, write it again",
         file=sys.stderr,
     )
     return 1

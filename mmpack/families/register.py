@@ -1,4 +1,4 @@
-"""`register_family`: a family of one's own, from its declaration on known to everything that asks by name.
+"""`register_family`: register a custom model family.
 
 What mmpack reads of a family is what the built-in ones say; a declaration beyond that is refused here.
 """

@@ -1,4 +1,4 @@
-"""What is compiled when it first runs is kept on disk, and said once: kernels of Triton, of FlashAttention-4, of torch.
+"""Kernels of Triton, FlashAttention-4 and torch: compiled on first use, cached on disk, and logged once.
 
 A process on a machine that ran the same before loads all of it: Triton from TRITON_CACHE_DIR, torch from
 TORCHINDUCTOR_CACHE_DIR, FlashAttention-4 from FLASH_ATTENTION_CUTE_DSL_CACHE_DIR.
@@ -63,7 +63,7 @@ class Progress:
         self.timer: threading.Timer | None = None
 
     def say(self, what: str) -> None:
-        """`what` is compiled now. Only the first call of a process is heard."""
+        """Log once per process that `what` is being compiled."""
         if not self.said:
             self.said = True
             logger.warning(
@@ -71,7 +71,7 @@ class Progress:
             )
 
     def kernel(self, name: str, seconds: float) -> None:
-        """A kernel was compiled, in so many seconds."""
+        """Count a kernel that took `seconds` to compile."""
         self.count += 1
         self.seconds += seconds
         self.say("kernels")

@@ -208,7 +208,7 @@ def _numbered(names: Iterable[str]) -> list[int]:
 def _held_once(
     table: MediaTable, offsets: list[int], pin_memory: bool, audio: bool = False
 ) -> torch.Tensor | None:
-    """The pixels of all media, of which each medium's become a view; None if a medium has none. `audio`: features."""
+    """All media's pixels in one buffer; each medium's are a view. None if a medium has none. `audio`: features."""
     pixels = table.stacked(pin_memory, audio)
     if pixels is not None:
         for medium, start, stop in zip(table.media, offsets, offsets[1:], strict=False):

@@ -286,7 +286,7 @@ class Work:
         return [piece for half in self.halves(unit) for piece in self.split(half, most)]
 
     def halves(self, unit: Unit) -> list[Unit]:
-        """Two units, of which the dearer one costs least: of like load, or cut at a place along the tree."""
+        """Two units that minimise the larger of the two costs: of like load, or cut at a place along the tree."""
         if len(unit.members) == 1:
             return [unit]
         two = _two([self.cost(self.unit([i])) for i in unit.members])

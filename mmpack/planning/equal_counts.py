@@ -101,7 +101,7 @@ def exchanged(values: np.ndarray, items: np.ndarray, real: np.ndarray | None) ->
 def _offered(
     costs: np.ndarray, real: np.ndarray | None, heavy: np.ndarray, light: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Costs of the rows `heavy` and `light`; of what is not `real`, those that no exchange comes near to."""
+    """Costs of the rows `heavy` and `light`; padding (not `real`) gets a cost that no swap can reach."""
     if real is None:
         return costs[heavy], costs[light]
     return np.where(real[heavy], costs[heavy], -np.inf), np.where(real[light], costs[light], np.inf)

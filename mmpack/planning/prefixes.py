@@ -36,7 +36,7 @@ class SharedPrefixes:
         return self.stop[segment] - self.start[segment]
 
     def segment(self, g: int) -> Counts:
-        """Counts of one segment by itself, below what is above it."""
+        """Counts of one segment, given the segments above it."""
         a, b, window = self.start[g], self.stop[g], self.spans.window
         near = window_pairs_until(b, window) - window_pairs_until(a, window)
         return Counts(b - a, pairs_until(b) - pairs_until(a), near)

@@ -1,4 +1,4 @@
-"""What the probe allows, and what it found: the first module and row that part, and a line for each module."""
+"""What the probe allows, and what it found: the first module and row that differ, and a line for each module."""
 
 from __future__ import annotations
 

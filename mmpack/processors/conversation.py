@@ -76,7 +76,7 @@ def warn_of_opening(turn: str, message: dict[str, Any], name: str) -> None:
 
 
 def sources(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """For each assistant turn, and what may follow, who wrote what stands before it: `tool` or `user`."""
+    """For each assistant turn and for the end: the role that precedes it, `tool` or `user`."""
     out, since = [], list[str]()
     for message in messages:
         if message["role"] == "assistant":

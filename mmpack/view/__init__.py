@@ -60,7 +60,7 @@ def html(
         title: of samples, of a plan and of a batch: the heading, "samples", "plan" and "pack" if not given.
         limit: of samples: how many are drawn, 100 if not given; the page says that there are more.
         drift: of a report: the drift of all samples (`parity.drift_traces.trace_drift`); if not given, that of the
-            samples drawn is told apart.
+            samples drawn.
 
     Raises: ArgumentError for another `what`, and for an option that is not of it; MissingExtraError without Jinja2,
     and without Pillow where pictures are drawn.
@@ -213,7 +213,7 @@ def _checked_drift(drift: LogprobDrift | None, what: str) -> LogprobDrift | None
 
 
 def _refuse(what: str, where: str = "view.html", /, **options: Any) -> None:
-    """Options that are not of what is drawn."""
+    """Raise ArgumentError for options that don't apply to `what`."""
     for name, value in options.items():
         if value is not None:
             raise ArgumentError(f"{where}: {name} is no option for {what}. Fix: leave it out")

@@ -17,7 +17,7 @@ Saved = tuple[str, int, int]  # a name, its count of each sample alone, and its 
 
 
 def histogram(values: Sequence[int] | Sequence[float] | np.ndarray, title: str) -> Figure:
-    """How many of `values` lie in each of at most BARS equal ranges; those that are not finite are told apart."""
+    """How many of `values` lie in each of at most BARS equal ranges; NaN and infinities are counted separately."""
     given = np.asarray(values)
     whole_numbers = given.dtype == object or given.dtype.kind in "iu"
     if whole_numbers and (np.abs(given.astype(np.float64)) >= EXACT).any():  # of a damaged grid

@@ -42,7 +42,7 @@ def unwrap_checkpoints(part: torch.nn.Module) -> None:
 
 
 def exchange_checkpoint(module: Any, make: Callable[[Any], Any]) -> Any:
-    """Give a layer the function that `make` makes of its own; returns its own. An attached one stays wrapped."""
+    """Replace a layer's checkpoint function by `make(function)`; return the original. An attached one stays wrapped."""
     now = module._gradient_checkpointing_func
     own = now.args[0] if _is_wrapped(now) else now
     made = make(own)

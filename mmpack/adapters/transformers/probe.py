@@ -189,7 +189,7 @@ def _run_batch(
 ) -> None:
     whole = unwrap(model, "probe_side")
     members = recorder.places.numbers_of(samples)
-    rows = BatchRows(batch, members, samples, recorder.places, whole)
+    rows = BatchRows(batch, members, recorder.places, whole)
     recorder.begin()
     if batch.routed_experts is not None:
         take_routes(whole)  # its hooks before those of the recorder, which sees what was replayed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from mmpack.packing.calls import calls_of
 from mmpack.probe.places import TEXT, Places
 from mmpack.probe.record import IN, OUT, Recorder, Rows
 from mmpack.probe.tower_rows import TABLE, TowerCall, rows_of_tower, window_order
-from mmpack.schema.sample import Sample
 from mmpack.versions import takes_encoded_media
 
 
@@ -31,7 +29,6 @@ class BatchRows:
         self,
         batch: Batch,
         members: list[int],
-        samples: Sequence[Sample],
         places: Places,
         model: Any,
     ):
@@ -48,8 +45,8 @@ class BatchRows:
             into.append(at)
             self.place_of.append(dict(zip(tokens.tolist(), at.tolist(), strict=True)))
         self.text = Rows(TEXT, torch.from_numpy(np.concatenate(take)), np.concatenate(into))
-        runs = _runs(samples, members, places, token_rows, starts)
-        self.calls = _tower_calls(batch, runs, places, model)
+        runs = _runs(members, places, token_rows, starts)
+        self.calls = _tower_calls(batch, runs, model)
 
     def head_rows(self) -> tuple[Rows, torch.Tensor] | None:
         """Places of rows that predict loss tokens, and the rows; each place once."""
@@ -85,7 +82,6 @@ class BatchRows:
 
 
 def _runs(
-    samples: Sequence[Sample],
     members: list[int],
     places: Places,
     token_rows: np.ndarray,
@@ -101,9 +97,7 @@ def _runs(
     return dict(sorted(found.items()))
 
 
-def _tower_calls(
-    batch: Batch, runs: dict[int, list[int]], places: Places, model: Any
-) -> list[TowerCall]:
+def _tower_calls(batch: Batch, runs: dict[int, list[int]], model: Any) -> list[TowerCall]:
     """The tower's calls in one forward: of a pack as media are encoded before it, else images, then videos, by run.
 
     Where images and videos have one id, a forward that encodes gets all of them as images.

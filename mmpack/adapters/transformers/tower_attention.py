@@ -129,9 +129,9 @@ def _plan_of(cu_seqlens: torch.Tensor) -> SequencePlan:
 
 
 def on_their_device(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of get_image_features, pixels first: grids stay on the CPU if the tower is told what it makes of them.
+    """Keywords of get_image_features, pixels first: grids stay on the CPU if the tower gets its precomputed positions.
 
-    Else it makes that where they are: on the device of the pixels.
+    Else the tower computes these from the grids, which then go to the device of the pixels.
     """
     attached = TOWER.is_attached(tower_of(model.model))
     if not attached:

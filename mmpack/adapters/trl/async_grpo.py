@@ -182,7 +182,7 @@ class SampleWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread once the item that is being made is there; at most 5 s are waited for it."""
+        """End the thread after the item that it is making; wait at most 5 s for it."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)

@@ -104,7 +104,7 @@ class MmpackGRPO(TrainerMixin):
             check_whole(self._mixin().__name__, "max_tokens", self.max_tokens, least=1)
         if self.use_vllm:
             self.vllm_generation.generate = check_prompts(
-                self.vllm_generation.generate, self._mmpack_family
+                self.vllm_generation.generate, self._mmpack_family, self._mixin().__name__
             )
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -196,7 +196,7 @@ class MmpackGRPO(TrainerMixin):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's, with what is held of the rows in its dict, where it shuffles and splits it with the other fields."""
-        refuse_pictures(inputs, self._mmpack_family)
+        refuse_pictures(inputs, self._mmpack_family, self._mixin().__name__)
         try:
             out = super()._generate_and_score_completions(inputs)
             if self._groups_kept:
@@ -227,8 +227,8 @@ class MmpackGRPO(TrainerMixin):
         rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
         for b, f in rewards.isinf().nonzero()[:1].tolist():
             raise ArgumentError(
-                f"MmpackGRPO: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} of "
-                f"{len(rewards)}, which makes the advantages of its group 0. Fix: return a finite reward, or None"
+                f"{self._mixin().__name__}: {self.reward_func_names[f]} gave {float(rewards[b, f])} to completion {b} "
+                f"of {len(rewards)}, which makes the advantages of its group 0. Fix: return a finite reward, or None"
             )
         return rewards
 
@@ -258,8 +258,8 @@ class MmpackGRPO(TrainerMixin):
         unknown = [name for name, value in fields.items() if value is not None]
         if unknown or compute_aux_loss:
             raise ModelError(
-                f"MmpackGRPO: {(unknown or ['the auxiliary loss'])[0]} is not supported in a packed batch. "
-                "Fix: train this model with plain GRPOTrainer"
+                f"{self._mixin().__name__}: {(unknown or ['the auxiliary loss'])[0]} is not supported in a packed "
+                f"batch. Fix: train this model with plain {self._trainer}"
             )
         from trl.extras.profiling import profiling_context
 
@@ -373,7 +373,9 @@ def videos_of_prompts(
     return [[next(videos) for p in own if p["type"] == "video"] for own in parts]
 
 
-def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[..., Any]:
+def check_prompts(
+    generate: Callable[..., Any], family: Family, what: str = "MmpackGRPO"
+) -> Callable[..., Any]:
     """TRL's `generate` of vLLM, wrapped: it returns the engine's own prompt ids too, which TRL drops unread.
 
     The wrapped one raises ModelError where they are not the ids that TRL trains on.
@@ -386,7 +388,7 @@ def check_prompts(generate: Callable[..., Any], family: Family) -> Callable[...,
             if list(sent) != list(ran):
                 cause = _cause(np.asarray(sent), np.asarray(ran), family)
                 raise ModelError(
-                    f"MmpackGRPO: the engine ran prompt {p} with {len(ran)} ids, TRL trains on {len(sent)} others "
+                    f"{what}: the engine ran prompt {p} with {len(ran)} ids, TRL trains on {len(sent)} others "
                     f"({cause}). Fix: {FIXES[cause]}"
                 )
         return out
@@ -406,13 +408,13 @@ def _cause(sent: np.ndarray, ran: np.ndarray, family: Family) -> str:
     return "double_expansion" if doubled.any() else "max_pixels"
 
 
-def refuse_pictures(rows: Sequence[Any], family: Family) -> None:
+def refuse_pictures(rows: Sequence[Any], family: Family, what: str = "MmpackGRPO") -> None:
     """Raise ModelError for rows with pictures of a family whose sizes TRL loses, before it generates and then fails."""
     if family.pixel_layout not in SIZES_LOST:
         return
     for row in rows:
         if isinstance(row, Mapping) and (row.get("images") or row.get("image") is not None):
             raise ModelError(
-                f"MmpackGRPO: TRL does not pass the sizes of {family.name}'s pictures to the model. "
+                f"{what}: TRL does not pass the sizes of {family.name}'s pictures to the model. "
                 "Fix: train on text alone, or call mp.pack and packed_logprobs in a loop of your own"
             )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     _Trainer = Any
 else:
     _Trainer = object
-TESTED = "1.12 to 1.16"
 
 
 @dataclass
@@ -62,6 +61,7 @@ class TrainerMixin(_Trainer):
     feature_host_bytes: int = 0
 
     _trainer: str  # the trainer's name
+    _tested = "1.12 to 1.16"  # versions of TRL
     # the trainer's methods that are overridden, and the parameters they are called with
     _methods: ClassVar[Mapping[str, Sequence[str]]]
 
@@ -99,7 +99,7 @@ class TrainerMixin(_Trainer):
             if not (takes_any or set(needed) <= found.keys()):
                 raise BackendError(
                     f"{what}: {self._trainer}.{name} of TRL {version} does not take {', '.join(needed)}. "
-                    f"Fix: install a TRL from {TESTED}"
+                    f"Fix: install a TRL from {self._tested}"
                 )
 
     def _start_packing(self, options: Sequence[tuple[str, Any, str]] = ()) -> None:
@@ -164,7 +164,7 @@ class TrainerMixin(_Trainer):
 
 
 def _absent() -> None:
-    """Takes nothing."""
+    """Stand in for a method that TRL lacks."""
 
 
 def _patches(sample: Sample) -> int:

@@ -31,6 +31,8 @@ MADE = {"use_cache", "mm_token_type_ids", "token_type_ids", "output_router_logit
 class _FusedHead(TrainerMixin):
     """What both have in common: the forward of a pack in the place of a rectangle's."""
 
+    _tested = "1.15 to 1.16"
+
     def __init__(self, *args: Any, **kwargs: Any):
         self._check_trl("trl")
         super().__init__(*args, **kwargs)

@@ -1,6 +1,6 @@
 """UniRL's train stack on mmpack's replay, and its micro-batches by mmpack's plan.
 
-A stack holds an algorithm, and that a stage: what AR, async, agentic and SFT trainers build alike.
+A stack holds an algorithm, which holds a stage. AR, async, agentic and SFT trainers all build one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Planner:
 
 
 def bins(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of at most so many rows, as few as that takes on the rank that needs most."""
+    """Micro-batches of at most `max_tokens` rows, on every rank as many as on the one that needs most."""
     own = plan(samples, max_tokens=max_tokens, share_prefix=True).bins
     count = _sync_micro_count(len(own))
     if count > len(own):

@@ -26,9 +26,8 @@ from mmpack.errors import ModelError
 VENDOR = "mmpack"
 VARIABLE = "VERL_ENGINE_VENDOR"
 DEVICES = ["cuda", "npu", "cpu"]
-OWN_FORWARD = (
-    "glm4v",
-)  # verl's takes what the tower returns for a tensor, which it isn't since transformers 5
+# models that keep transformers' forward: verl's takes the tower's output for a tensor, as before transformers 5
+OWN_FORWARD = ("glm4v",)
 
 if os.environ.get(VARIABLE, VENDOR) != VENDOR:
     raise ModelError(
@@ -87,7 +86,7 @@ if "veomni" in EngineRegistry._engines["language_model"]:  # it is installed
                     "verl engine: router_replay of VeOmni is on, which the packed pass does not support. "
                     "Fix: set actor.veomni.router_replay.mode=disabled"
                 )
-            # what its layers ask for, and mmpack's attention does not read
+            # its layers require this argument; mmpack's attention does not read it
             self.asked = {"cu_seq_lens_q": torch.zeros(1, dtype=torch.int32)}
             super().initialize()
 

@@ -116,7 +116,7 @@ def use(engine: Any) -> EngineHandle:
 
 
 def refuse_unsupported(engine: Any) -> None:
-    """Raises ModelError for settings of an engine that mmpack's forward can't obey."""
+    """Raise ModelError for settings of an engine that mmpack's forward can't obey."""
     if getattr(engine, "module", None) is None:
         raise ModelError("verl engine: it has no model yet. Fix: call engine.initialize() first")
     model = _model(engine)

@@ -1,4 +1,4 @@
-"""Which rows of a rank's mini-batch are a micro-batch of verl: bins of mmpack's plan, where the rows of a prompt meet.
+"""verl's micro-batches as bins of mmpack's plan over a rank's mini-batch: rows of one prompt share a bin.
 
 A bin holds at most the rows that verl's own setting allows, counted once where they are shared, media included.
 """
@@ -48,7 +48,7 @@ def budget_of(data: Any, ranks: int) -> int:
 def planned(
     samples: Sequence[Sample], max_tokens: int, group: Any = None, share: bool = True
 ) -> list[list[int]]:
-    """Rows of each micro-batch; on every rank of `group` as many micro-batches, or FSDP would wait for ever."""
+    """Rows of each micro-batch; on every rank of `group` as many micro-batches, or FSDP would hang."""
     bins = plan(samples, max_tokens=max_tokens, share_prefix=share).bins
     if group is None or torch.distributed.get_world_size(group) == 1:
         return bins

@@ -44,7 +44,7 @@ def items_of(inputs: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def whole(modality: str, item: Any) -> bool:
-    """Whether an item has its data. Of media that came before it is None, or an address in shared memory."""
+    """Whether an item has its data. For media seen earlier it is None, or a shared-memory address."""
     return item is not None and GRIDS[modality] in item
 
 

@@ -126,13 +126,13 @@ class Named:
 
 
 class RewardAdvantages(Named):
-    """By how much more a sample or token is rewarded than was to be expected."""
+    """Advantage per sample or token."""
 
     sign = 1
 
 
 class CostAdvantages(Named):
-    """By how much more a sample or token costs than was to be expected."""
+    """Cost advantage per sample or token."""
 
     sign = -1
 

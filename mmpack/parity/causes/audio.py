@@ -54,7 +54,7 @@ def _differs(pair: Pair, cause: str, a: Medium, b: Medium) -> bool:
 
 
 def _as_if_resampled(a: Medium, b: Medium) -> bool:
-    """Whether one file has so many more samples on one side as another usual rate would give it."""
+    """Whether the sides' sample counts of one file are in the ratio of two common sampling rates."""
     if not known_as_one(a, b) or not a.num_samples or not b.num_samples:
         return False
     few, many = sorted((a.num_samples, b.num_samples))

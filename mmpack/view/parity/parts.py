@@ -53,7 +53,7 @@ def report_parts(
     Args: `media_root`: folder below which media are opened. `pictures`: content_hash to pixels, uint8 [h, w, 3], of a
         video its sampled frames, [n, h, w, 3]. `decode`: ids to text. `train_logprobs`: sample_id to the trainer's
         logprobs [n], where its trace doesn't hold them. `drift`: of all samples, where it is known; else that of the
-        samples drawn is told apart. `samples`: how many to draw. `note`: a line below the verdict.
+        samples drawn. `samples`: how many to draw. `note`: a line below the verdict.
     """
     find, viewer = finder(media_root, pictures), FrameViewer(media_root, pictures)
     of: dict[str, list[Finding]] = {}
