@@ -122,7 +122,7 @@ def check_options(
 
 
 def check_teacher(what: str, where: str, teacher: Any) -> None:
-    """Raise ArgumentError unless `teacher` is a ScoredSupport of N lists, with one natural log of a probability per id."""
+    """Raise ArgumentError unless `teacher` is a ScoredSupport of N lists, with the log of a probability per id."""
     if not isinstance(teacher, ScoredSupport):
         raise ArgumentError(
             f"{what}: {where} is {kind_of(teacher)}, expected a ScoredSupport. "

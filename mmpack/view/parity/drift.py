@@ -38,15 +38,13 @@ class Scale:
         return f"bars: mean |Δ| from 1e{self.low} to 1e{self.high}, logarithmic"
 
 
-def drift_parts(
-    drift: LogprobDrift, note: str, title: str = "Drift of logprobs, told apart"
-) -> list[Part]:
+def drift_parts(drift: LogprobDrift, note: str) -> list[Part]:
     """Figures, what they suggest, and a table with bars for each axis of more than one group. `note`: of what."""
     if not drift.axes:
         return []
     scale = Scale(drift)
     parts: list[Part] = [
-        Heading(title),
+        Heading("Drift of logprobs, told apart"),
         *map(Line, drift.sentences),
         Line(f"{note}; {scale}", soft=True),
     ]
