@@ -26,7 +26,7 @@ def processor():
     return qwen_vl_processor()
 
 
-def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple):
+def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple, groups=False):
     """What GRPOTrainer returns, padded by TRL's own `pad`; two completions per prompt."""
     rng = np.random.default_rng(seed)
     torch_rng = torch.Generator().manual_seed(seed)
@@ -97,11 +97,15 @@ def batch_of(seed, *, pictures, tools, masked, scores, sequence_ratio, multiple)
         }
     if tool_mask is not None:
         out["tool_mask"] = tool_mask
+    if groups:  # as MmpackGRPO adds them in training
+        out["mmpack_groups"] = torch.arange(len(prompts)) // 2
     return out
 
 
 flags = st.fixed_dictionaries(
-    dict.fromkeys(["pictures", "tools", "masked", "scores", "sequence_ratio"], st.booleans())
+    dict.fromkeys(
+        ["pictures", "tools", "masked", "scores", "sequence_ratio", "groups"], st.booleans()
+    )
     | {"multiple": st.sampled_from([None, 4])}
 )
 
@@ -240,6 +244,7 @@ def test_contradictions_are_named(processor):
     for more, options, said in (
         ({"image_sizes": torch.ones(1)}, {}, "'image_sizes' is not a field"),
         ({"num_images": [9] * rows}, {}, "num_images counts"),
+        ({"mmpack_videos": [[]] * rows}, {}, "the rows have videos"),
         ({}, {"images": [None] * (rows - 1)}, f"images has {rows - 1} entries for {rows} rows"),
         ({}, {"group_ids": ["g"] * (rows + 1)}, f"group_ids has {rows + 1} entries"),
     ):

@@ -23,6 +23,7 @@ from mmpack.adapters.response_lists import (
 )
 from mmpack.adapters.row_sample import prompt_group
 from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
+from mmpack.adapters.trl.recut import GROUPS, VIDEOS
 from mmpack.errors import ArgumentError, LayoutError
 from mmpack.layout.names import numbered_in_groups
 from mmpack.layout.runs import true_runs
@@ -46,6 +47,7 @@ LAYOUT = {
     "num_images",
     "mm_token_type_ids",
     KEPT_IDS,
+    GROUPS,
 }
 
 
@@ -75,6 +77,11 @@ def to_samples(
     length than the batch; LayoutError where ids, images and mm_token_type_ids contradict each other.
     """
     outputs = {name: value for name, value in outputs.items() if value is not None}
+    if VIDEOS in outputs:
+        raise ArgumentError(
+            "to_samples: the rows have videos, which TRL's batch does not describe. "
+            "Fix: make the samples with mp.wrap_processor"
+        )
     unknown = [name for name in outputs if name not in LAYOUT | COLUMNS[KEY].keys()]
     if unknown:
         raise ArgumentError(
@@ -179,6 +186,8 @@ def from_batch(batch: PackedBatch, samples: Sequence[Sample] | None = None) -> d
         )
     if totals != {None}:
         out["num_items_in_batch"] = torch.tensor(totals.pop(), device=batch.device)
+    if GROUPS in known[0]:
+        out[GROUPS] = torch.tensor([k[GROUPS] for k in known], device=batch.device)
     for name, column in COLUMNS[KEY].items():
         fill = FILL.get(name, 0.0)
         recorded = [k["columns"].get(name) for k in known]
@@ -252,6 +261,8 @@ def _metadata(
         out["tool_mask"] = outputs["tool_mask"][b].tolist()
     if "num_items_in_batch" in outputs:
         out["num_items_in_batch"] = int(outputs["num_items_in_batch"])
+    if GROUPS in outputs:
+        out[GROUPS] = int(outputs[GROUPS][b])
     columns: dict[str, Any] = {}
     for name in COLUMNS[KEY]:
         values = outputs.get(name)

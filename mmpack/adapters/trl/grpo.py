@@ -31,6 +31,7 @@ from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
 from mmpack.adapters.trl.mixin import PassStats, TrainerMixin
 from mmpack.adapters.trl.recut import (
     GROUPS,
+    VIDEOS,
     chosen,
     concatenated,
     joined_parts,
@@ -47,7 +48,6 @@ from mmpack.schema.sample import Sample
 
 __all__ = ["MmpackGRPO", "MmpackRLOO", "PassStats"]
 
-VIDEOS = "mmpack_videos"  # in TRL's dict: the videos of each row
 SIZES_LOST = ("strip", "squares")  # pixel layouts (families/base.py) that TRL has no fields for
 
 

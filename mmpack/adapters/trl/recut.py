@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-GROUPS = "mmpack_groups"  # in TRL's dict: int64 [B], the number of each row's group
+# in TRL's dict: int64 [B], the number of each row's group; the videos of each row
+GROUPS, VIDEOS = "mmpack_groups", "mmpack_videos"
 
 
 def order_of(groups: Sequence[Any]) -> list[int]:
