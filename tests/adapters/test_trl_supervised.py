@@ -2,7 +2,7 @@
 
 import pytest
 from support.models import relative_difference
-from support.trl_trainers import Gradients, datasets, rows_of, small_processor, trl
+from support.trl_trainers import SETTINGS, Gradients, datasets, rows_of, small_processor, trl
 from transformers import AutoModelForImageTextToText
 
 from mmpack.adapters.trl import MmpackDPO, MmpackSFT
@@ -38,18 +38,11 @@ def reply(text):
 def train(mixin, name, checkpoint, folder, rows, **options):
     trainer_class = getattr(trl, f"{name}Trainer")
     cls = type("Packed", (mixin, trainer_class), {}) if mixin else trainer_class
-    settings = {
+    settings = SETTINGS | {
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "max_steps": 2,
         "learning_rate": 0.1,
-        "optim": "sgd",
-        "logging_steps": 1,
-        "use_cpu": True,
-        "bf16": False,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
         "gradient_checkpointing": False,
         "max_length": None,
     }

@@ -60,6 +60,18 @@ def rows_of(numbers: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
+# of every trainer; Adam would turn rounding of near-zero gradients into whole steps
+SETTINGS: dict[str, Any] = {
+    "optim": "sgd",
+    "logging_steps": 1,
+    "use_cpu": True,
+    "bf16": False,
+    "save_strategy": "no",
+    "report_to": [],
+    "disable_tqdm": True,
+}
+
+
 def make_trainer(
     cls: type,
     checkpoint: Path,
@@ -70,20 +82,12 @@ def make_trainer(
     **options: Any,
 ) -> Any:
     """A trainer of four completions per row and three steps. The reference model is read from `checkpoint`."""
-    settings = {
+    settings = SETTINGS | {
         "per_device_train_batch_size": 4,
         "num_generations": 4,
         "max_completion_length": 6,
         "max_steps": 3,
         "learning_rate": 0.5,
-        # Adam would turn rounding of near-zero gradients into whole steps
-        "optim": "sgd",
-        "logging_steps": 1,
-        "use_cpu": True,
-        "bf16": False,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
     }
     config = trl.RLOOConfig if issubclass(cls, trl.RLOOTrainer) else trl.GRPOConfig
     return cls(
