@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.models import small_model, smallest_qwen2_5_vl, with_pixels
+from support.models import needs_encoded_media, small_model, smallest_qwen2_5_vl, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, logprob_bound, spawned
 from support.samples import make_sample
 from support.tiny_models import tiny_qwen2_5_vl
@@ -23,7 +23,6 @@ from mmpack.adapters.transformers import (
 from mmpack.adapters.transformers.modules import tower_of
 from mmpack.families import get_family
 from mmpack.planning.media import media_to_ranks
-from mmpack.versions import takes_encoded_media
 
 SIZES = [(1, 8, 8), (1, 4, 6), (1, 4, 4), (1, 8, 4), (1, 4, 4), (1, 6, 4)]
 
@@ -66,6 +65,7 @@ CASES = [
 ]
 
 
+@needs_encoded_media
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("family", "ranks"), CASES)
 def test_ranks_are_one_process(tmp_path, family, ranks, on):
@@ -209,6 +209,7 @@ def test_without_a_process_group(monkeypatch):
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family", ["qwen3_vl", "kimi_k25"])
 def test_three_ranks_are_one_process(tmp_path, family, on):
@@ -216,6 +217,7 @@ def test_three_ranks_are_one_process(tmp_path, family, on):
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_loader_of_more_ranks_than_samples(tmp_path, on):
     """The mean of the global batch, whatever rank has how many samples, or none."""
@@ -295,10 +297,9 @@ def made():
 
 
 @pytest.mark.slow
+@needs_encoded_media
 def test_two_ranks(tmp_path):
     """Both in the same processes, whose imports take longest."""
-    if not takes_encoded_media(made()):
-        pytest.skip("transformers before 5.19")
     spawned(run_once, 2, tmp_path)
 
 

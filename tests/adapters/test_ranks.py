@@ -9,6 +9,7 @@ import torch
 from support.float64 import exact
 from support.models import (
     logprobs_and_gradients,
+    needs_encoded_media,
     relative_difference,
     small_model,
     smallest_qwen2_5_vl,
@@ -213,6 +214,7 @@ def added(parts):
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_as_exact_as_one_process(tmp_path, ranks, on):

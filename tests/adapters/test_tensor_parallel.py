@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from support.kept_ids import support_of
-from support.models import spread_out, with_pixels
+from support.models import needs_encoded_media, spread_out, with_pixels
 from support.ranks import assert_gradients, gradients_of, here, spawned
 from support.samples import make_sample
 from support.teachers import scored
@@ -141,6 +141,7 @@ def test_two_ranks_are_one_process(tmp_path, on):
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_beside_fsdp2(tmp_path, on):
     spawned(check_four, 4, tmp_path, on=on)
@@ -192,10 +193,9 @@ def check_two(rank, ranks, folder):
         parallelize_module(model, mesh, {"lm_head": style})
         check(model, repr(style))
 
-    check(
-        Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", tp_plan="auto"),
-        "tp_plan",
-    )
+    auto = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", tp_plan="auto")
+    if hasattr(auto.lm_head.weight, "placements"):  # older transformers split without DTensors
+        check(auto, "tp_plan")
 
     plain, batch = batch, replayed_batches()[0]
     (wanted_loss,), wanted = in_one_process(made(bias=True), [batch])

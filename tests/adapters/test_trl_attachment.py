@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.models import smallest_qwen2_5_vl
+from support.models import needs_encoded_media, smallest_qwen2_5_vl
 from support.trl_trainers import (
     Packed,
     assert_it_is_its_own,
@@ -16,7 +16,6 @@ from support.trl_trainers import (
 from mmpack.adapters.transformers.attention import is_attached
 from mmpack.adapters.transformers.tower import tower_and_projector
 from mmpack.adapters.trl import grpo
-from mmpack.versions import takes_encoded_media
 
 peft = pytest.importorskip("peft")
 
@@ -69,12 +68,7 @@ def test_it_is_detached_after_an_error(build, monkeypatch):
     assert_it_is_its_own(trainer.model, smallest_qwen2_5_vl())
 
 
-keeps_features = pytest.mark.skipif(
-    not takes_encoded_media(smallest_qwen2_5_vl()), reason="transformers before 5.19"
-)
-
-
-@keeps_features
+@needs_encoded_media
 @pytest.mark.slow
 def test_pictures_are_encoded_once_for_all_passes(build):
     runs = []
@@ -92,7 +86,7 @@ def test_pictures_are_encoded_once_for_all_passes(build):
     assert len(packed._mmpack_stores) == 2 and not forgetful._mmpack_stores
 
 
-@keeps_features
+@needs_encoded_media
 def test_a_reference_that_is_synced_has_a_store_of_its_own(build):
     """TRL moves it towards the policy by rounding, also where the two are equal."""
     synced = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.3}

@@ -13,6 +13,7 @@ from support.heard import HEARING, some_samples
 from support.kits import get_kit
 from support.models import (
     logprobs_and_gradients,
+    needs_encoded_media,
     relative_difference,
     small_model,
     weights_of,
@@ -48,6 +49,7 @@ from mmpack.adapters.transformers.ulysses.media import share_media
 ON = pytest.mark.parametrize("on", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
+@needs_encoded_media
 @ON
 def test_two_ranks_are_one_process(tmp_path, on):
     spawned(check_two, 2, tmp_path, on=on)
@@ -244,6 +246,7 @@ def batches():
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @ON
 def test_a_mesh_of_two_by_two_is_one_process(tmp_path, on):
     spawned(check_mesh, 4, tmp_path, on=on)
@@ -290,6 +293,7 @@ def sharded(model, mesh):
 
 
 @pytest.mark.slow
+@needs_encoded_media
 @ON
 @pytest.mark.parametrize("name", [CLIPS, SOUNDS])
 def test_sharded_towers_run_as_often_on_both_ranks(tmp_path, name, on):

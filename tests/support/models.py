@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from conformance.oracle import (
 )
 from support.kits import get_kit
 from support.kits.base import spread_out
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
 
 from mmpack.families import get_family
 from mmpack.schema.sample import Sample
@@ -25,6 +26,7 @@ __all__ = [
     "PATCH_DIM",
     "Gradients",
     "logprobs_and_gradients",
+    "needs_encoded_media",
     "relative_difference",
     "small_model",
     "smallest_qwen2_5_vl",
@@ -32,6 +34,10 @@ __all__ = [
     "weights_of",
     "with_pixels",
 ]
+needs_encoded_media = pytest.mark.skipif(
+    "mm_encoder_outputs" not in inspect.signature(Qwen2_5_VLModel.forward).parameters,
+    reason="transformers before 5.19",
+)
 PATCH_DIM = get_family("qwen2_5_vl").patch_dim  # 3 channels · 2 frames · 14 · 14
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mmpack.adapters.transformers.ulysses.split import KEYWORD as ROW_SPLIT
+from mmpack.adapters.transformers.ulysses.split import RowSplit
 from mmpack.adapters.transformers.unwrap import is_parallel
 from mmpack.errors import ArgumentError, ModelError, kind_of
 from mmpack.families import family_of_config
@@ -175,9 +177,11 @@ def read_in_forward(
     logits, and these are none.
     """
     made: list[tuple[Tensor, Tensor]] = []
+    split: RowSplit | None = inputs.get(ROW_SPLIT)
+    rows = inputs["input_ids"].shape.numel() if split is None else split.counts[split.rank]
 
     def read_as_logits(hidden: Tensor) -> Tensor:
-        refuse_rows(hidden, inputs["input_ids"].shape.numel())
+        refuse_rows(hidden, rows)
         values = read(hidden)
         made.append((values, torch.complex(values, torch.zeros_like(values))))
         return made[-1][1]
