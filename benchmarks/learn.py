@@ -109,6 +109,7 @@ def arguments() -> argparse.Namespace:
         steps=number(40, "optimizer steps of a curve"),
         alone_steps=number(12, "of a run that is timed"),
         model={"choices": ("tiny", "94m"), "default": "94m" if cuda else "tiny"},
+        dtype={"default": "float32", "help": "of the weights; passes are in bf16 on a GPU"},
         pixels={"type": int, "nargs": 2, "default": pixels, "help": "least and most of a picture"},
         problems=number(8, "of the data set"),
         prompts=number(8, f"of a generation, {GROUP} responses to each"),
@@ -183,8 +184,9 @@ def build(name: str, seed: int, steps: int, args: argparse.Namespace) -> tuple[A
         clock.reward = statistics.fmean(found)
         return found
 
+    load = transformers.AutoModelForImageTextToText.from_pretrained
     trainer = (trl.GRPOTrainer if name == "stock" else Packed)(
-        model=transformers.AutoModelForImageTextToText.from_pretrained(args.parts / "start"),
+        model=load(args.parts / "start", dtype=args.dtype),
         reward_funcs=reward,
         train_dataset=datasets.Dataset.from_list([row(e) for e in problems(args)]),
         processing_class=processor_of(args),

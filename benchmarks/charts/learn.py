@@ -61,7 +61,7 @@ def _note(report: dict[str, Any]) -> str:
         if row["section"] == "mean reward of both"
     )
     return (
-        f"A Qwen2.5-VL of {report['parameters'] / 1e6:.0f} M weights, random before {s['supervised']} supervised steps; "
+        f"A Qwen2.5-VL of {report['parameters'] / 1e6:.0f} M weights, {s['supervised']} supervised steps from random; "
         f"{s['problems']} drawn problems, {s['prompts']} of them in a generation with 8 responses each, "
         f"{s['iterations']} optimizer steps on it, micro-batches of {s['rows']}, pictures of {s['pixels'][0]:,} to "
         f"{s['pixels'][1]:,} pixels. Thin lines are seeds, whose runs shared the GPUs. Mean rewards of TRL and of TRL "
