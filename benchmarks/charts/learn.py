@@ -47,7 +47,7 @@ def readme(report: dict[str, Any], image: str, page: str) -> str:
     """README's lines: the chart, and what it shows."""
     seeds = len(report["curves"]) // len(_TRAINERS)
     return (
-        f'\n<img src="{image}" alt="{learn(report).title}" width="{WIDTH}">\n\n'
+        f'\n<img src="{image}" alt="Rewards and seconds of GRPO in TRL" width="{WIDTH}">\n\n'
         f"A whole run of TRL's `GRPOTrainer`, {seeds} seeds, {report['device']}: [settings and figures]({page}).\n"
     )
 
