@@ -35,9 +35,9 @@ def write(
 
 
 def command() -> str:
-    """How the benchmark was called, less `--out` and `--keep`: where a file went is of no interest to others."""
+    """How the benchmark was called, less options that only say where a file went."""
     words = list(sys.argv)
-    for option in {"--out", "--keep"} & {*words}:
+    for option in {"--out", "--keep", "--parts"} & {*words}:
         at = words.index(option)
         del words[at : at + 2]
     return shlex.join(["python", *words])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from charts import CHARTS, draw, step
+from charts import CHARTS, draw, learn, step
 from charts.chain import NO_AXES
 from charts.overview import overview
 from PIL import Image
@@ -111,6 +111,8 @@ def made(results: Path, readme: str) -> dict[Path, str | bytes]:
     texts[OPS / "step.md"] = _step_page(steps, results, charts.get("step"), ran)
     texts[PAGE] = _first_page(charts, rows, ran, ops, steps["rows"])
     lines_of_readme = page.headline(rows, str(SVG), str(PNG), draw.WIDTH, str(PAGE))
+    if "learn" in ops:
+        lines_of_readme += learn.readme(ops["learn"], f"{OPS}/learn.svg", f"{OPS}/learn.md")
     texts[README] = _between(readme, BEGIN, lines_of_readme, END)
     if "chain" in ops:
         whole = (ROOT / CHAIN).read_text(encoding="utf-8")

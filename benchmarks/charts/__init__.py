@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from charts import chain, heads, host, layers, losses, ranks, rows, steps
+from charts import chain, heads, host, layers, learn, losses, ranks, rows, steps
 from charts.draw import Chart
 
 # By the name of a report; `step` has rows of another kind (step.py).
@@ -20,6 +20,7 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "gather_rows": rows.gathers,
     "host": host.host,
     "invariant": layers.invariant,
+    "learn": learn.learn,
     "linear_attention": layers.linear_attention,
     "linear_selected_logprobs": heads.fused,
     "linear_selected_logprobs_ranks": heads.ranks,

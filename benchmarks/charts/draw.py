@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -23,7 +23,7 @@ from matplotlib.textpath import TextToPath
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 WIDTH = 640
-_MARGIN, _TITLE, _ROW, _BAR, _GROUP, _AXIS, _GAP = 16, 34, 20, 13, 27, 40, 10
+_MARGIN, _TITLE, _ROW, _BAR, _GROUP, _AXIS, _GAP, _PLANE = 16, 34, 20, 13, 27, 40, 10, 160
 _SIZE, _SMALL = 13, 12
 _FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
@@ -66,8 +66,17 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Points (x, y) of a curve, and its name in the legend; without one it is thin."""
+
+    label: str
+    points: list[tuple[float, float]]
+    kind: str = "peer"
+
+
+@dataclass(frozen=True)
 class Panel:
-    """Groups on one axis.
+    """Groups on one axis, or `lines` over it, of `y` from 0 to 1.
 
     `log`: dots on a logarithmic axis, or bars from 1 where these are `ratios`. `mark`: a line at a value, and its name.
     `tick`: what a bar's floor is.
@@ -79,10 +88,13 @@ class Panel:
     ratios: bool = False
     mark: tuple[float, str] | None = None
     tick: str = ""
+    lines: Sequence[Line] = ()
+    y: str = ""
 
     def limits(self) -> tuple[float, float]:
         """Of the axis."""
-        values = [v for b in _bars([self]) for v in (b.value, b.floor) if v is not None]
+        values = [x for line in self.lines for x, _ in line.points]
+        values += [v for b in _bars([self]) for v in (b.value, b.floor) if v is not None]
         values += [self.mark[0]] if self.mark else []
         low, high = min(values), max(values)
         if not self.log:
@@ -192,6 +204,7 @@ def _bars(panels: list[Panel]) -> list[Bar]:
 
 def _height(panel: Panel) -> int:
     rows = sum(_GROUP * bool(g.title) + _ROW * len(g.bars) for g in panel.groups)
+    rows += (_GROUP + _PLANE) * bool(panel.lines)
     return rows + _below(panel) + _mark_height(panel)
 
 
@@ -224,6 +237,8 @@ def _panel(axes: Axes, panel: Panel, rows: int, left: float, wide: float) -> Non
     """Rows from the top; y is pixels."""
     axes.set_ylim(rows, 0)
     _axis(axes, panel)
+    if panel.lines:
+        return _lines(axes, panel, left, wide)
     low, high = axes.get_xlim()
     y = 0.0
     for group in panel.groups:
@@ -251,6 +266,18 @@ def _panel(axes: Axes, panel: Panel, rows: int, left: float, wide: float) -> Non
         said = {"size": _SMALL, "color": _day("ink"), "ha": side}
         shift = (3 if side == "right" else 0, 5)
         axes.annotate(name, (value, 0), shift, textcoords="offset points", **said)
+
+
+def _lines(axes: Axes, panel: Panel, left: float, wide: float) -> None:
+    axes.set_ylim(0, 1 + _GROUP / _PLANE)
+    axes.set_yticks((0, 0.5, 1))
+    axes.grid(axis="y", color=_day("grid"), linewidth=1)
+    for line in panel.lines:
+        how = {"linewidth": 2.5, "label": line.label} if line.label else {"alpha": 0.4}
+        axes.plot(*zip(*line.points, strict=True), color=_day(line.kind), **how)
+    at = (_MARGIN - left) / wide, 1 + 10 / _PLANE
+    axes.text(*at, panel.y, **_style(axes, "ink", _SIZE), weight="bold", **_over())
+    axes.legend(loc="lower right", frameon=False, fontsize=_SIZE, labelcolor=_day("ink"))
 
 
 def _axis(axes: Axes, panel: Panel) -> None:
