@@ -54,7 +54,7 @@ STAGES = ("generation", "old", "reference", "train")
 ALONE = "alone"  # in place of a seed
 GROUP = 8  # responses to a prompt
 WARM_UP = 2  # generations that are not timed
-NO_SETTING = ("trainer", "seeds", "steps", "alone_steps", "parts", "out", "run")
+NO_SETTING = ("trainer", "seeds", "steps", "alone_steps", "parts", "work", "out", "run")
 # what the supervised steps teach, `tiny` the first alone; the reward reads the last letter
 FORMS = (
     "Answer: {letter}",
@@ -85,10 +85,9 @@ def main() -> None:
     in_processes(alone, args, at_once=max(gpus, 1))
     parts = {key: read(key, args) for key in curves + alone}
     lacking = [" ".join(key) for key, part in parts.items() if part is None]
-    if lacking or trainers != TRAINERS:
-        sys.exit(
-            f"learn: no report yet, without {', '.join(lacking) or 'both trainers'}. Fix: call again"
-        )
+    if lacking or trainers != TRAINERS or args.alone_steps <= WARM_UP * args.iterations:
+        without = ", ".join(lacking) or "both trainers, and steps that are timed"
+        sys.exit(f"learn: no report yet, without {without}. Fix: call again with these")
     report = joined(parts)
     print(*map(json.dumps, report["rows"]), sep="\n")
     if args.out:
@@ -120,7 +119,8 @@ def arguments() -> argparse.Namespace:
         supervised_rate=number(1e-3 if cuda else 3e-3, "their learning rate"),
         rate=number(5e-4 if cuda else 2e-3, "learning rate of GRPO"),
         beta=number(0.01, "of the divergence from the start"),
-        parts={"type": Path, "default": Path("build/learn")},
+        parts={"type": Path, "default": Path("build/learn"), "help": "files of runs"},
+        work={"type": Path, "default": Path("build/learn"), "help": "the start, and TRL's output"},
         run={"nargs": 2, "help": argparse.SUPPRESS},
     )
 
@@ -139,7 +139,7 @@ def read(key: tuple[str, str], args: argparse.Namespace) -> dict[str, Any] | Non
 def in_processes(keys: list[tuple[str, str]], args: argparse.Namespace, at_once: int) -> None:
     """Those that are missing, spread over the GPUs."""
     missing = [key for key in keys if read(key, args) is None]
-    if missing and not (args.parts / "start").exists():
+    if missing and not (args.work / "start").exists():
         make_start(args)
 
     def one(number: int, key: tuple[str, str]) -> None:
@@ -186,13 +186,13 @@ def build(name: str, seed: int, steps: int, args: argparse.Namespace) -> tuple[A
 
     load = transformers.AutoModelForImageTextToText.from_pretrained
     trainer = (trl.GRPOTrainer if name == "stock" else Packed)(
-        model=load(args.parts / "start", dtype=args.dtype),
+        model=load(args.work / "start", dtype=args.dtype),
         reward_funcs=reward,
         train_dataset=datasets.Dataset.from_list([row(e) for e in problems(args)]),
         processing_class=processor_of(args),
         callbacks=[clock],
         args=trl.GRPOConfig(
-            output_dir=str(args.parts / "trl"),
+            output_dir=str(args.work / "trl"),
             seed=seed,
             max_steps=steps,
             per_device_train_batch_size=args.rows,
@@ -348,8 +348,8 @@ def make_start(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
         if k % 10 == 9:
             print(f"supervised step {k + 1}: loss {loss.item():.3f}", file=sys.stderr, flush=True)
-    model.save_pretrained(args.parts / "start")
-    processor.save_pretrained(args.parts / "start")
+    model.save_pretrained(args.work / "start")
+    processor.save_pretrained(args.work / "start")
 
 
 # ---------------------------------------------------------------- the report

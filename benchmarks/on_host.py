@@ -37,7 +37,7 @@ def write(
 def command() -> str:
     """How the benchmark was called, less options that only say where a file went."""
     words = list(sys.argv)
-    for option in {"--out", "--keep", "--parts"} & {*words}:
+    for option in {"--out", "--keep", "--parts", "--work"} & {*words}:
         at = words.index(option)
         del words[at : at + 2]
     return shlex.join(["python", *words])

@@ -15,7 +15,9 @@ TRAINERS = LEARN.TRAINERS
 
 
 def options(monkeypatch, folder, *words):
-    monkeypatch.setattr("sys.argv", ["learn.py", "--parts", str(folder), *words])
+    monkeypatch.setattr(
+        "sys.argv", ["learn.py", "--parts", str(folder), "--work", str(folder), *words]
+    )
     return LEARN.arguments()
 
 
@@ -126,3 +128,5 @@ def test_a_run_that_is_missing_or_of_other_settings(monkeypatch, folder):
     )
     with pytest.raises(SystemExit, match="other settings"):
         call(monkeypatch, folder, "--seeds", "2")
+    with pytest.raises(SystemExit, match="steps that are timed"):
+        call(monkeypatch, folder, "--seeds", "2", "--alone-steps", "0")
