@@ -23,11 +23,11 @@ def options(monkeypatch, folder, *words):
 
 @pytest.mark.slow
 def test_both_trainers_learn_and_agree_on_the_same_rollouts(tmp_path, monkeypatch):
-    args = options(monkeypatch, tmp_path, "--problems", "4", "--prompts", "4", "--rows", "16")
+    args = options(monkeypatch, tmp_path, "--problems", "2", "--prompts", "2", "--rows", "8")
     LEARN.make_start(args)
     steps = {}
     for name in TRAINERS:
-        trainer, clock = LEARN.build(name, 0, 14, args)
+        trainer, clock = LEARN.build(name, 0, 20, args)
         trainer.train()
         steps[name] = clock.steps
         for first in clock.steps[::2]:  # a generation each, and an optimizer step without one
