@@ -111,13 +111,14 @@ def arguments() -> argparse.Namespace:
         dtype={"default": "float32", "help": "of the weights; passes are in bf16 on a GPU"},
         pixels={"type": int, "nargs": 2, "default": pixels, "help": "least and most of a picture"},
         problems=number(8, "of the data set"),
+        letters={"default": "ABCD", "help": "of the right choices, in turn"},
         prompts=number(8, f"of a generation, {GROUP} responses to each"),
         rows=number(8, "of a micro-batch"),
         iterations=number(2, "optimizer steps on a generation"),
         workers=number(2 if cuda else 0, "that load data"),
         supervised=number(150 if cuda else 40, "steps before GRPO"),
         supervised_rate=number(1e-3 if cuda else 3e-3, "their learning rate"),
-        rate=number(5e-4 if cuda else 1e-3, "learning rate of GRPO"),
+        rate=number(5e-4 if cuda else 2e-3, "learning rate of GRPO"),
         beta=number(0.01, "of the divergence from the start"),
         parts={"type": Path, "default": Path("build/learn"), "help": "files of runs"},
         work={"type": Path, "default": Path("build/learn"), "help": "the start, and TRL's output"},
@@ -288,12 +289,13 @@ def processor_of(args: argparse.Namespace) -> Any:
 
 
 def problems(args: argparse.Namespace) -> list[Exercise]:
-    """Drawn problems, choices turned so that each letter is right equally often: a constant one is worth 0.25."""
+    """Drawn problems, choices turned so that their letters are right in turn: a constant one of four is worth 0.25."""
     found = []
     for k, e in enumerate(load_exercises(limit=args.problems)):
-        at = (e.choices.index(e.answer) - k) % 4
+        letter = args.letters[k % len(args.letters)]
+        at = (e.choices.index(e.answer) - "ABCD".index(letter)) % 4
         turned = e.choices[at:] + e.choices[:at]
-        found.append(replace(e, choices=turned, answer_letter="ABCD"[k % 4]))
+        found.append(replace(e, choices=turned, answer_letter=letter))
     return found
 
 
