@@ -1,8 +1,8 @@
 """Does each extra resolve by itself, and TOGETHER under the pins? `python tests/support/extras_check.py`.
 
-In the environment of `make release`, by uv, which reads what packages say of themselves and installs nothing: frameworks
-exclude one another, and some need a GPU or a compiler. Prints how many packages each brings; exits 1 and names those
-without a resolution.
+In the environment of `make release`, by uv, which reads what packages say of themselves and installs nothing:
+frameworks exclude one another, and some need a GPU or a compiler. Prints how many packages each brings; exits 1 and
+names those without a resolution.
 """
 
 from __future__ import annotations

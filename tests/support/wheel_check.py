@@ -2,8 +2,9 @@
 command works, or says in one line which extra it needs.
 
 Then once more with the extra [cli]; sdist and tree build one wheel; the light extras in one empty environment load what
-they bring (`extras_check.py` resolves each alone, and many together); and the core runs in every Python of 3.11 or newer that is here. `--dist FOLDER`
-checks the sdist and the wheel there. Prints a line for each check; the first that fails ends it.
+they bring (`extras_check.py` resolves each alone, and many together); and the core runs in every Python of 3.11 or
+newer that is here. `--dist FOLDER` checks the sdist and the wheel there. Prints a line for each check; the first that
+fails ends it.
 """
 
 import argparse
