@@ -30,10 +30,10 @@ LINE_PAUSE = 10.0  # seconds between two lines, where MMPACK_PROGRESS=1 and stde
 _outermost = threading.Lock()
 
 
-def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+def tracked(items: Iterable[T], what: str) -> Iterable[T]:
     """`items`, counted while they are taken; `items` itself where nothing is shown.
 
-    Args: `what`: a word for the work (`comparing`). `total`: how many items there are; `len(items)` if it has one.
+    Args: `what`: a word for the work (`comparing`).
     Raises: ArgumentError for an MMPACK_PROGRESS other than 0 and 1.
 
     Example:
@@ -43,9 +43,7 @@ def tracked(items: Iterable[T], what: str, total: int | None = None) -> Iterable
     """
     if _wanted() is False:
         return items
-    return _counted(
-        items, what, len(items) if total is None and isinstance(items, Sized) else total
-    )
+    return _counted(items, what, len(items) if isinstance(items, Sized) else None)
 
 
 @contextmanager

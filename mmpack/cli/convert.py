@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mmpack.cli.output import Result, TraceArgument, writable
+from mmpack.parity.report import counted
 from mmpack.progress import tracked
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def command(
 
     versions: Counter[str] = Counter()
 
-    def counted() -> Iterator[Sample]:
+    def noted() -> Iterator[Sample]:
         for sample in tracked(read_trace(trace), "converting"):
             versions[sample.schema_version] += 1
             yield sample
 
-    samples = write_trace(to, counted(), schema_version=schema_version)
+    samples = write_trace(to, noted(), schema_version=schema_version)
     document = {
         "samples": samples,
         "from": dict(sorted(versions.items())),
@@ -51,5 +52,5 @@ def command(
         "file": str(to),
     }
     held = ", ".join(f"{count} of version {version}" for version, count in sorted(versions.items()))
-    done = f"OK: {samples} samples ({held or 'none'}) to {to}, version {schema_version}"
+    done = f"OK: {counted(samples, 'sample')} ({held or 'none'}) to {to}, version {schema_version}"
     return Result(document, [done])

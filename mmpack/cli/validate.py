@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmpack.cli.output import Result, problem_document
+from mmpack.parity.report import counted
 from mmpack.progress import tracked
 
 KEPT = 100  # problems, on the screen and in the JSON document; all are counted
@@ -59,7 +60,7 @@ def _checked(trace: Path) -> tuple[dict[str, Any], list[str]]:
         "problems": [problem_document(p) for p in kept],
     }
     found = "BROKEN" if total else "OK" if samples else "EMPTY"
-    lines = [f"{found}: {samples} samples, {total} broken rules"]
+    lines = [f"{found}: {counted(samples, 'sample')}, {counted(total, 'broken rule')}"]
     if not samples:
         lines.append(f"{trace} holds no samples. Fix: check why its writer wrote none")
     lines += [f"{p.code} {p}" for p in kept]

@@ -20,6 +20,7 @@ from mmpack.cli.output import (
 )
 from mmpack.errors import ArgumentError, require
 from mmpack.files import replaced, write_text
+from mmpack.parity.report import counted
 from mmpack.progress import tracked
 
 MAX_FILE = 2**30  # bytes
@@ -81,6 +82,10 @@ def command(
         mmpack view report.json
         mmpack view rollout.jsonl --pack
     """
+    if html is not None and html.suffix.lower() == ".png":
+        raise ArgumentError(
+            f"view: -o writes a page, {html.name!r:.60} is a picture's name. Fix: --png {html}"
+        )
     if html is None and png is None:
         kind = next((k for k in TRACES if trace.name.lower().endswith(k)), "")
         html = Path(f"{trace.name[: len(trace.name) - len(kind)] or 'trace'}.html")
@@ -148,7 +153,7 @@ def _trace(view: View, media_root: Path | None, tokenizer: str | None) -> Shown:
         some = choose(samples, "view", view.limit or FIGURE_LIMIT)
         data, lacking = figure(some.samples, some.note or chosen.note, options)
         missing |= lacking
-    lines = [f"{len(samples)} samples drawn{MORE if chosen.more else ''}"]
+    lines = [f"{counted(len(samples), 'sample')} drawn{MORE if chosen.more else ''}"]
     if missing:
         name, why = next(iter(missing.items()))
         lines.append(f"{len(missing)} media without their picture, e.g. {name:.120}: {why:.300}")
@@ -186,11 +191,11 @@ def _pack(view: View, plan: Path | None, number: int) -> Shown:
     else:
         chosen = choose(reader, "view", view.limit or LIMIT, view.sample, view.trajectory)
         samples, more = chosen.samples, chosen.more
-        name += f", the first {len(samples)} samples" if more else ""
+        name += f", the first {counted(len(samples), 'sample')}" if more else ""
     batch = pack(_some(samples, name), share_prefix=share)
     rows = {"rows": batch.stats["tokens"], "rows_alone": batch.stats["tokens_unshared"]}
     counts = {"trace": str(view.read), "samples": len(samples), "more_samples": more}
-    line = f"{len(samples)} samples drawn in {rows['rows']:,} rows{MORE if more else ''}"
+    line = f"{counted(len(samples), 'sample')} drawn in {rows['rows']:,} rows{MORE if more else ''}"
     return counts | rows, [line], lambda: html(batch, title=name), lambda: png(batch, title=name)
 
 

@@ -126,7 +126,7 @@ class TwoWay:
     setting: tuple[str, str | bool] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A model family. Ids are token ids, sizes are in pixels (patch), frames (temporal patch) or patches (merge)."""
 
@@ -134,17 +134,19 @@ class Family:
     model_types: tuple[str, ...]  # transformers' `config.model_type` of the whole model
     processors: tuple[str, ...]  # transformers' class names
     image_token_id: int | None  # None: the family reads text only
-    video_token_id: int | None  # None: a video is a series of images
-    vision_start_id: int | None  # None: nothing precedes an image
-    vision_end_id: int | None  # None: nothing follows one
+    video_token_id: int | None = None  # None: a video is a series of images
+    vision_start_id: int | None = None  # None: nothing precedes an image
+    vision_end_id: int | None = None  # None: nothing follows one
     pad_token_id: int
     patch_size: int
-    temporal_patch_size: int
+    temporal_patch_size: int = 1
     spatial_merge_size: int
-    video_layout: str  # "single": one span per video; "frames": one per temporal patch; "images"
-    position_rules: tuple[str, ...]  # of layout/mrope.py; the first is the newest transformers'
+    # "single": one span per video; "frames": one per temporal patch; "images"
+    video_layout: str = "images"
+    # of layout/mrope.py; the first is the newest transformers'
+    position_rules: tuple[str, ...] = ("count",)
     # temporal step of released models; None: one position per temporal patch
-    tokens_per_second: float | None
+    tokens_per_second: float | None = None
     # the order of patches, and what the tower takes. "patches": merged patches are adjacent. In all others, patches are
     # row by row, and the tower takes, for "tiles": t whole tiles; "canvas": pictures side by side as
     # [n, 3, height, width], with the size of each; "padded": lines of patches with their coordinates; "squares": each

@@ -21,7 +21,6 @@ GLM4V = Family(
     spatial_merge_size=2,
     video_layout="frames",
     position_rules=("grid",),
-    tokens_per_second=None,
     vocab_size=151_552,
     coordinates="normalized_1000",
     video_prompt_id=151344,

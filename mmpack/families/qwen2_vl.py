@@ -17,7 +17,6 @@ QWEN2_VL = Family(
     spatial_merge_size=2,
     video_layout="single",
     position_rules=("grid", "max"),
-    tokens_per_second=None,
     coordinates="normalized_1000",
     video=VideoDefaults(
         policies=("transformers_qwen2_vl", "qwen_vl_utils", "vllm"),

@@ -78,13 +78,13 @@ class EffectiveSize:
     suggests: str
 
 
-def effective_size(log_weights: np.ndarray, level: str, high: float = HIGH) -> EffectiveSize:
+def effective_size(log_weights: np.ndarray, level: str) -> EffectiveSize:
     """Effective size of finite log weights [n], n of 1 or more. Weights are divided by the largest: none overflows."""
     plain = _ess(log_weights)
-    truncated = _ess(np.minimum(log_weights, np.log(high)))
-    cut = float((log_weights > np.log(high)).mean())
-    line = weights_line(level, plain, truncated, cut, high)
-    return EffectiveSize(level, plain, truncated, cut, high, line)
+    truncated = _ess(np.minimum(log_weights, np.log(HIGH)))
+    cut = float((log_weights > np.log(HIGH)).mean())
+    line = weights_line(level, plain, truncated, cut, HIGH)
+    return EffectiveSize(level, plain, truncated, cut, HIGH, line)
 
 
 def _ess(log_weights: np.ndarray) -> float:

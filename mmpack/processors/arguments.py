@@ -86,11 +86,11 @@ def as_spans(spans: Any, length: int) -> list[LossSpan]:
     return out
 
 
-def check_messages(messages: Any, name: str = "messages") -> None:
+def check_messages(messages: Any) -> None:
     """Raise ArgumentError for what is no list of chat messages."""
-    fix = f'Fix: {name}=[{{"role": "user", "content": …}}]'
-    for i, message in enumerate(_items(messages, name, "chat messages", fix)):
-        where = f"processor: {name}[{i}]"
+    fix = 'Fix: messages=[{"role": "user", "content": …}]'
+    for i, message in enumerate(_items(messages, "messages", "chat messages", fix)):
+        where = f"processor: messages[{i}]"
         if isinstance(message, (list, tuple)):
             raise ArgumentError(
                 f"{where} is a conversation, expected a message. Fix: call the processor once per conversation"
@@ -114,7 +114,7 @@ def check_messages(messages: Any, name: str = "messages") -> None:
                 "Fix: pass dicts, as model_dump() makes"
             )
     if not len(messages):
-        raise ArgumentError(f"processor: {name} is empty. {fix}")
+        raise ArgumentError(f"processor: messages is empty. {fix}")
 
 
 def template_options(given: Any, prompt: bool | None = None) -> dict[str, Any]:

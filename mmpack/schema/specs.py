@@ -178,9 +178,9 @@ class Numbers(Spec):
         return None if item is None else pyarrow.list_(item)
 
 
-def Ints(length: int | None = None, low: int = 0, high: int = COUNT_MAX) -> Numbers:
-    """Whole numbers from `low` to `high`."""
-    return Numbers(Int(low, high), length)
+def Ints(length: int | None = None) -> Numbers:
+    """Whole numbers from 0 to COUNT_MAX."""
+    return Numbers(Int(), length)
 
 
 def Floats(length: int | None = None) -> Numbers:

@@ -75,6 +75,7 @@ def html(
         >>> "action, turn 0, loss, tokens 1 to 3" in mp.view.html([sample])
         True
     """
+    _refuse_file(media_root, "html")
     if isinstance(what, ParityReport):
         _refuse("a report", tokenizer=tokenizer, title=title, limit=limit)
         from mmpack.view.pages import page
@@ -154,6 +155,7 @@ def png(
         >>> mp.view.png([sample])[:8]
         b'\\x89PNG\\r\\n\\x1a\\n'
     """
+    _refuse_file(media_root, "png")
     of_samples = {"media_root": media_root, "pictures": pictures, "tokenizer": tokenizer}
     if isinstance(what, ParityReport):
         _refuse("a report", "view.png", **of_samples, title=title, limit=limit)
@@ -217,6 +219,16 @@ def _refuse(what: str, where: str = "view.html", /, **options: Any) -> None:
     for name, value in options.items():
         if value is not None:
             raise ArgumentError(f"{where}: {name} is no option for {what}. Fix: leave it out")
+
+
+def _refuse_file(media_root: Any, kind: str) -> None:
+    """Raise ArgumentError for the name of a file to write, where the folder of pictures belongs."""
+    if str(media_root).lower().endswith(f".{kind}"):
+        write = "write_bytes" if kind == "png" else "write_text"
+        raise ArgumentError(
+            f"view.{kind}: media_root is {str(media_root)!r:.120}, expected the folder of sources; view.{kind} returns "
+            f"what a file should hold. Fix: Path({str(media_root)!r:.120}).{write}(mp.view.{kind}(…))"
+        )
 
 
 def _later(name: str) -> Callable[..., Any]:

@@ -94,6 +94,7 @@ def test_values_and_gradients_are_those_of_each_sample_alone(model):
     assert_as_exact_as_separate(found, separately, gradients)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["mixed", "text", "identical", "prefix", "another image"])
 def test_values_are_those_of_each_sample_alone(model, name):
     samples = batch_of(name)

@@ -176,6 +176,7 @@ def test_a_copy_has_its_own_and_what_is_switched_off_since_stays_off():
     assert not any(flags(model)[0])
 
 
+@pytest.mark.slow
 def test_linear_attention_keeps_gradients_and_bytes():
     """In the bytes that are given; the first layer, with linear attention, is recomputed first."""
     model = counted_model("qwen3_5")

@@ -255,6 +255,7 @@ def parts_of(layer):
     return {n for n, f in forwards.items() if isinstance(f, CompiledPart) and f.compiled}
 
 
+@pytest.mark.slow
 def test_norms_and_mlps_beside_linear_attention():
     model = small_model("qwen3_5").train()
     compile_layers(model, tower=False, backend="eager")

@@ -33,7 +33,7 @@ def model(request):
     return counted_model(request.param)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_counted_bytes(model):
     batch = some_pack(model.config.model_type, share_prefix=True, prompt=300)
     bytes_of, load = memory_model(model.config, "float32", "sdpa"), load_of(batch, model)
@@ -68,7 +68,7 @@ def held_bytes(model, family, pictures):
     return held, load_of(batch, model)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_one_more_layer_and_one_more_block_keep_what_the_terms_say(model):
     """Nearly to the byte, where no keys are shared."""
     family = model.config.model_type

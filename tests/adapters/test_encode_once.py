@@ -307,6 +307,7 @@ def losses_of(model, features, packs):
     return [(packed_logprobs(model, p, features=features) * weights_of(p)).sum() for p in packs]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "how", ["any order", "sum", "old logprobs", "text", "idle", "checkpointed"]
 )

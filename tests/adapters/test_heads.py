@@ -197,7 +197,7 @@ def check_runs(model, batch):
     assert relative_difference(found, expected) <= 1e-5
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("kind", ON_HEADS)
 def test_what_is_put_on_a_head_is_run(kind, monkeypatch):

@@ -91,6 +91,7 @@ def test_nets_that_are_not_known_are_refused():
 # ---- wrapped, copied, detached -----------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_layers_run_again_after_detach_as_they_ran(model, reentrant):
     """And after another batch went through the model."""
@@ -149,6 +150,7 @@ def test_lora_of_linear_layers():
     assert_as_exact_as_separate(ours, separately, exactly)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["weights", "autocast"])
 def test_bf16_is_about_as_near_as_separate_forwards(model, how):
     samples, low = tree(), copy.deepcopy(model).bfloat16() if how == "weights" else model

@@ -69,6 +69,7 @@ def short(n=2, length=6, seed=0):
 # ---- the same logprobs and gradients -----------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["packed", "shared, rounded up", "right", "detached"])
 def test_replayed_routes_give_the_engines_logprobs_and_gradients(model, rollout, layout):
     samples, wanted, gradients = rollout
@@ -98,6 +99,7 @@ def test_unlike_routes_end_a_shared_segment_and_like_ones_do_not(rollout):
     assert bare.num_tokens < batch.num_tokens < sum(map(len, samples))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_take_the_routes_of_their_forward(rollout, reentrant):
     """Two forwards before their backwards, and a model that is detached by then."""

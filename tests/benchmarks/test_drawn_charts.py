@@ -1,6 +1,5 @@
 """Charts of docs/performance: bars as long as their figures, text that can be read, by day and by night."""
 
-import io
 import json
 import re
 import sys
@@ -8,8 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image, ImageColor
-from support.benchmarks import FOLDER, benchmark
+from support.benchmarks import benchmark
 
 RENDER = benchmark("render")
 draw = sys.modules["charts.draw"]
@@ -74,14 +72,6 @@ def test_where_a_peer_is_better_ours_is_missed():
     assert kinds(own, draw.Bar("e", None, "out of memory")) == ["own", "peer"]
 
 
-def test_every_report_has_a_chart_and_every_page_begins_with_it():
-    assert set(RESULTS) <= set(RENDER.CHARTS)
-    assert set(RENDER.CHARTS) <= {path.stem for path in FOLDER.glob("*.py")}
-    for name in [*RESULTS, "step"]:
-        page = (RENDER.ROOT / RENDER.OPS / f"{name}.md").read_text(encoding="utf-8")
-        assert page.splitlines()[2].endswith(f"]({name}.svg)")
-
-
 def test_misses_are_drawn_as_missed():
     """Rows of the reports themselves, read here by hand."""
     for name, missed in {
@@ -112,16 +102,6 @@ def test_stale_and_forgotten_files_are_named(tmp_path, monkeypatch, capsys):
     assert RENDER.main() == 0 and not (docs / "gone.svg").exists()
     monkeypatch.setattr("sys.argv", ["render.py", "--check"])
     assert RENDER.main() == 0 and Path(tmp_path / "docs/performance.md").exists()
-
-
-def test_a_png_shows_the_same_chart():
-    data = draw.png(a_chart())
-    image = Image.open(io.BytesIO(data)).convert("RGB")
-    height = float(ElementTree.fromstring(draw.svg(a_chart())).get("height"))
-    assert image.size == (2 * draw.WIDTH, 2 * height)
-    colours = {colour: count for count, colour in image.getcolors(maxcolors=1 << 20)}
-    own, peer = (colours[ImageColor.getrgb(draw.COLOURS[kind][0])] for kind in ("own", "peer"))
-    assert 3.5 < peer / own < 4.5  # 8 s beside 2 s, whose bar has a tick on it
 
 
 def test_png_of_other_pixels_is_another(tmp_path):

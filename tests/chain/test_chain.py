@@ -98,6 +98,7 @@ def test_on_a_gpu(model, size, invariant):
 # -- the oracle --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_values_of_each_stage_beside_float64(made):
     """The reference, in float32 by mmpack's attention and head, beside transformers' own in float64."""
     assert made.exact.cells.keys() == made.reference.cells.keys()

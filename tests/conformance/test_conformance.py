@@ -15,7 +15,7 @@ from conformance.oracle import torch_functions
 from conformance.subject import Subject
 from support.kits import get_kit
 
-pytestmark = pytest.mark.few(14)
+pytestmark = pytest.mark.few(9)
 _HELD: dict[str, Subject] = {}
 
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.adapter
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "internvl"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((f, torch.float32) for f in FAMILIES), ("qwen2_5_vl", torch.bfloat16)]
 )

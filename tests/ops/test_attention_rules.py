@@ -318,6 +318,7 @@ def test_what_kernels_of_sequences_are_told(name, window, two_way, scale, calls)
         assert_near(gradients(compiled, q, k, v, grad), expected, rows=rows)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize(("dim", "wide"), [(72, 96), (80, 96), (64, 64)])

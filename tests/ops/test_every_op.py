@@ -368,6 +368,7 @@ def test_autocast_changes_nothing(case):
     assert_same(gradients(cast, leaves), gradients(step, leaves))
 
 
+@pytest.mark.few(4)
 @each_path
 @each_op(*LOSSES, *ROWS, *LOGPROBS)
 def test_compiled_in_one_piece(case):

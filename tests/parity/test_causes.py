@@ -98,6 +98,7 @@ def test_limits_of_tiles_are_pixel_limits(name, values):
         ("mistral3", {"max_pixels": (1540, 1024)}, "size.longest_edge (rollout 1540, train 1024)"),
         ("gemma4", {"max_pixels": (645120, 161280)}, "max_soft_tokens (rollout 280, train 70)"),
         ("gemma3", {"height": (896, 448)}, "size.height (rollout 896, train 448)"),
+        ("glm4v", {"do_resize": (True, False)}, "do_resize (rollout True, train False)"),
     ],
 )
 def test_limits_bear_the_names_that_users_set(family, values, said):

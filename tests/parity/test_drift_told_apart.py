@@ -38,6 +38,7 @@ LOOKS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "times", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 200))]
 )

@@ -18,7 +18,7 @@ def assert_silent(seed):
         assert any(row.space != "text" for row in report.modules), "no row of the tower"
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.adapter
 @pytest.mark.parametrize("seed", range(FEW))
 def test_a_healthy_pair_is_silent(seed):

@@ -57,7 +57,7 @@ def assert_found(scene, report, answer):
     assert answer.suggests in report.suggests, (report.suggests, answer)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "family", "seed"),
     [

@@ -1,7 +1,8 @@
-"""Does each extra resolve by itself? `python tests/support/extras_check.py`, in the environment of `make release`.
+"""Does each extra resolve by itself, and TOGETHER under the pins? `python tests/support/extras_check.py`.
 
-By uv, which reads what packages say of themselves and installs nothing: frameworks exclude one another, and some need a
-GPU or a compiler. Prints how many packages each brings; exits 1 and names those without a resolution.
+In the environment of `make release`, by uv, which reads what packages say of themselves and installs nothing:
+frameworks exclude one another, and some need a GPU or a compiler. Prints how many packages each brings; exits 1 and
+names those without a resolution.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).parent / "uv"
+TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,fla,view,smoke,trl"
 
 
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (oldest,) = re.findall(r">=([\d.]+)$", project["requires-python"])
-    extras = list(project["optional-dependencies"])
+    extras = [TOGETHER, *project["optional-dependencies"]]
 
     def resolved(extra: str) -> subprocess.CompletedProcess[str]:
         command = [UV, "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
-        command += [ROOT / "pyproject.toml", "--extra", extra, "--python-version", oldest]
+        command += [ROOT / "pyproject.toml", "--python-version", oldest]
+        command += [word for name in extra.split(",") for word in ("--extra", name)]
+        command += ["--constraint", ROOT / "constraints.txt"] if extra == TOGETHER else []
         return subprocess.run(
             [*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False
         )

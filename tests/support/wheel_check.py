@@ -1,9 +1,10 @@
 """Build the wheel, compare it with the tree, and use it where nothing but numpy is installed: every public name and
 command works, or says in one line which extra it needs.
 
-Then once more with the extra [cli]; sdist and tree build one wheel; each light extra installs alone, all of them in one
-empty environment load what they bring; and the core runs in every Python of 3.11 or newer that is here. `--dist FOLDER`
-checks the sdist and the wheel there. Prints a line for each check; the first that fails ends it.
+Then once more with the extra [cli]; sdist and tree build one wheel; the light extras in one empty environment load what
+they bring (`extras_check.py` resolves each alone, and many together); and the core runs in every Python of 3.11 or
+newer that is here. `--dist FOLDER` checks the sdist and the wheel there. Prints a line for each check; the first that
+fails ends it.
 """
 
 import argparse
@@ -80,8 +81,7 @@ COMMANDS = [
     (("init", "loop", "started"), 0, None),
     (("init", "loop", "started"), 2, None),
 ]
-# One resolution for all of these, so that each has one; those of the frameworks exclude one another.
-# What they bring, by the module that is imported. Torch and what needs it is left to the resolution below.
+# What they bring, by the module that is imported.
 LIGHT = {
     "cli": "typer",
     "parquet": "pyarrow.parquet",
@@ -93,7 +93,6 @@ LIGHT = {
     "planning": "scipy.optimize",
     "view": "PIL.Image",
 }
-TOGETHER = "cli,parquet,zstd,data,video,decord,torchcodec,triton,fa4,fla,view,smoke,trl"
 
 
 def main() -> None:
@@ -138,8 +137,6 @@ def main() -> None:
         json.loads(run(command, "schema", cwd=work).stdout)
         print(f"commands with [cli]: {len(COMMANDS)} run, or name the extra that they need")
 
-        install(python, f"{wheel}[{TOGETHER}]", "--dry-run")
-        print(f"pip resolves [{TOGETHER}]")
         check_light_extras(work, wheel)
         check_pythons(work, wheel, version)
 
@@ -172,15 +169,13 @@ def check_one_wheel(work: Path, wheel: Path) -> None:
 
 
 def check_light_extras(work: Path, wheel: Path) -> None:
-    """pip resolves each of them alone; in an empty environment with all of them, what each brings loads."""
+    """In an empty environment with all of them, what each brings loads."""
     venv.create(work / "light", with_pip=True)
     python = work / "light" / "bin" / "python"
-    for extra in LIGHT:
-        install(python, f"{wheel}[{extra}]", "--dry-run")
     install(python, f"{wheel}[{','.join(LIGHT)}]")
     names = sorted({*LIGHT.values()})
     run(python, "-c", f"import mmpack, {', '.join(names)}", cwd=work)
-    print(f"extras by themselves: {', '.join(LIGHT)}")
+    print(f"light extras in one environment: {', '.join(LIGHT)}")
 
 
 def check_pythons(work: Path, wheel: Path, version: str) -> None:
@@ -235,9 +230,9 @@ def check_contents(wheel: Path) -> None:
     print(f"{wheel.name}: {len(packed)} files, those of mmpack/ and the manual page")
 
 
-def install(python: Path, requirement: str, *options: str) -> None:
+def install(python: Path, requirement: str) -> None:
     constraints = str(ROOT / "constraints.txt")
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *options)
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     run(*pip, "-c", constraints, requirement, cwd=python.parent)
 
 

@@ -19,6 +19,8 @@ CALLS = [
     (lambda: html(samples(), limit=0), "limit is 0"),
     (lambda: html(samples(), title=3), "title is of type int"),
     (lambda: html(samples(), media_root="no/such"), "is no folder"),
+    (lambda: png(drawn.packed(), "x.png"), "Fix: Path('x.png').write_bytes(mp.view.png("),
+    (lambda: html(samples(), "x.HTML"), "Fix: Path('x.HTML').write_text(mp.view.html("),
     (lambda: html(samples(), pictures=[1]), "pictures is of type list"),
     (lambda: html(samples(), pictures={"a": np.zeros((2, 2, 3))}), "expected uint8"),
     (lambda: html(samples(), tokenizer="qwen"), "tokenizer is of type str"),

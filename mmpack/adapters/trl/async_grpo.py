@@ -250,7 +250,8 @@ def to_rollouts(
 
     check(samples, ROLLOUTS)
     _check_recorded(samples, advantages)
-    names = list(dict.fromkeys(s.group_id for s in samples))
+    groups = dict.fromkeys(s.group_id for s in samples)
+    numbers = {name: number for number, name in enumerate(groups, first_group)}
     totals = [sum(float(r.value) for r in s.rewards or []) for s in samples]
     own = _group_advantages(samples, totals) if advantages is None else advantages
     out = []
@@ -272,7 +273,7 @@ def to_rollouts(
                 old_log_probs=logprobs,
                 advantage=float(advantage),
                 model_version=version,
-                group_id=first_group + names.index(sample.group_id),
+                group_id=numbers[sample.group_id],
                 metrics=metrics,
             )
         )
@@ -305,7 +306,8 @@ def _group_advantages(samples: Sequence[Sample], totals: Sequence[float]) -> lis
     groups: dict[str, list[float]] = {}
     for sample, total in zip(samples, totals, strict=True):
         groups.setdefault(sample.group_id, []).append(total)
+    of = {name: (np.mean(own), np.std(own) + 1e-8) for name, own in groups.items()}
     return [
-        float((total - np.mean(own)) / (np.std(own) + 1e-8))
-        for total, own in ((t, groups[s.group_id]) for s, t in zip(samples, totals, strict=True))
+        float((total - of[s.group_id][0]) / of[s.group_id][1])
+        for s, total in zip(samples, totals, strict=True)
     ]

@@ -22,13 +22,13 @@ _VIEWS = "scale_resolution max_slice_nums slice_mode use_image_id max_image_size
 _SETTINGS: dict[str, dict[str, str]] = {
     "image": {
         "model_family": _PATCHES,
-        "max_pixels": _PIXEL_LIMITS,
+        "max_pixels": f"{_PIXEL_LIMITS} do_resize",
         "view_settings": _VIEWS,
         "pixel_transform": _TRANSFORM,
     },
     "video": {
         "model_family": _PATCHES,
-        "max_pixels": _PIXEL_LIMITS,
+        "max_pixels": f"{_PIXEL_LIMITS} do_resize",
         "pixel_transform": _TRANSFORM,
     },
     "sampling": {  # all others choose frames

@@ -111,6 +111,7 @@ def solve(multiplier, steps, advantages_of):
     return np.mean(policies[-tail:], axis=0), float(np.mean(values[-tail:])), np.std(values[-tail:])
 
 
+@pytest.mark.slow
 def test_ppo_with_two_critics_converges_to_the_same():
     limit, critics = 0.25, Critics()
     best, policy = optimum(limit)
