@@ -54,6 +54,7 @@ def readme(report: dict[str, Any], image: str, page: str) -> str:
 
 def _note(report: dict[str, Any]) -> str:
     s = report["settings"]
+    letters = f"always {s['letters']}" if len(s["letters"]) == 1 else f"{s['letters']} in turn"
     said = "; ".join(
         f"{row['of']} {row['stock']:.3f} and {row['mmpack']:.3f}, two standard errors of the difference "
         f"{row['two_standard_errors']:.3f}"
@@ -62,8 +63,8 @@ def _note(report: dict[str, Any]) -> str:
     )
     return (
         f"A Qwen2.5-VL of {report['parameters'] / 1e6:.0f} M weights, {s['supervised']} supervised steps from random; "
-        f"{s['problems']} drawn problems, {s['prompts']} of them in a generation with 8 responses each, "
-        f"{s['iterations']} optimizer steps on it, micro-batches of {s['rows']}, pictures of {s['pixels'][0]:,} to "
-        f"{s['pixels'][1]:,} pixels. Thin lines are seeds, whose runs shared the GPUs. Mean rewards of TRL and of TRL "
+        f"{s['problems']} drawn problems, the right letter {letters}; {s['prompts']} of them in a generation with 8 "
+        f"responses each, {s['iterations']} optimizer steps on it, micro-batches of {s['rows']}, pictures of "
+        f"{s['pixels'][0]:,} to {s['pixels'][1]:,} pixels. Thin lines are seeds, whose runs shared the GPUs. Mean rewards of TRL and of TRL "
         f"with mmpack: {said}. Seconds are medians of runs alone on a GPU."
     )

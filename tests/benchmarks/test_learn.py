@@ -66,7 +66,7 @@ def folder(tmp_path, rewards):
     made = tmp_path / "parts"
     made.mkdir()
     about = {"device": "GPU", "versions": {"trl": "1"}, "parameters": 94e6}
-    about["settings"] = {"iterations": 2, "rows": 8, "problems": 8, "prompts": 4}
+    about["settings"] = {"iterations": 2, "letters": "B", "rows": 8, "problems": 8, "prompts": 4}
     about["settings"] |= {"pixels": [100, 200], "supervised": 9}
     for name in TRAINERS:
         for seed, values in enumerate([*rewards[name], (0.5, 0.5, 0.5)]):
@@ -109,7 +109,8 @@ def test_a_report_of_runs(monkeypatch, tmp_path, folder, rewards):
         "benchmarks/results/learn.svg" in made["README.md"] and "3 seeds, GPU" in made["README.md"]
     )
     assert ">6.00 s</text>" in made["benchmarks/results/learn.svg"]
-    assert "94 M weights" in " ".join(made["benchmarks/results/learn.md"].split())
+    page = " ".join(made["benchmarks/results/learn.md"].split())
+    assert "94 M weights" in page and "the right letter always B" in page
 
 
 README = "<!-- step: benchmarks/render.py -->\n<!-- /step -->\n"
