@@ -15,9 +15,9 @@ from unirl.train.stack.planner.packed import TokenBudgetPlanner, _sync_micro_cou
 from unirl.train.stack.planner.types import _update_ranges
 
 from mmpack.adapters.checks import refuse_on
+from mmpack.adapters.micro_batches import bins
 from mmpack.adapters.unirl.replay import Replay
 from mmpack.errors import check_whole
-from mmpack.planning.plan import plan
 from mmpack.schema.sample import Sample
 
 WHERE = "UniRL stack"
@@ -51,7 +51,8 @@ class Planner:
         order, updates = list[int](), []
         for start, stop in _update_ranges(total_size=len(samples), num_updates=num_updates):
             micros = []
-            for own in bins(samples[start:stop], self._rows(samples[start:stop], micro_batch_size)):
+            rows = self._rows(samples[start:stop], micro_batch_size)
+            for own in bins(samples[start:stop], rows, _sync_micro_count):
                 micros.append((len(order), len(order) + len(own)))
                 order += [start + i for i in own]
             updates.append(micros)
@@ -65,15 +66,6 @@ class Planner:
         starts = [s.loss_spans[0].start for s in samples]
         lengths = [len(s) - a for s, a in zip(samples, starts, strict=True)]
         return micro_batch_size * (max(starts) + max(lengths))
-
-
-def bins(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of at most `max_tokens` rows, on every rank as many as on the one that needs most."""
-    own = plan(samples, max_tokens=max_tokens, share_prefix=True).bins
-    count = _sync_micro_count(len(own))
-    if count > len(own):
-        own = plan(samples, max_tokens=max_tokens, share_prefix=True, ranks=count).bins
-    return own
 
 
 def enable(stack: Any, *, max_tokens: int | None = None) -> Replay:
@@ -101,18 +93,6 @@ def enable(stack: Any, *, max_tokens: int | None = None) -> Replay:
     own = updates.micro_planner
     if max_tokens is None and isinstance(own, TokenBudgetPlanner):
         max_tokens = own.token_budget
-    replay = Enabled(stack.algorithm.stage, updates)
-    updates.micro_planner = Planner(stack.algorithm, replay, max_tokens)
+    replay = Replay(stack.algorithm.stage)
+    replay.put(updates, "micro_planner", Planner(stack.algorithm, replay, max_tokens))
     return replay
-
-
-class Enabled(Replay):
-    """The replay of a stack's stage, with the planner that its `stop` puts back."""
-
-    def __init__(self, stage: Any, updates: Any):
-        super().__init__(stage)
-        self.updates, self.own = updates, updates.micro_planner
-
-    def stop(self) -> None:
-        super().stop()
-        self.updates.micro_planner = self.own
