@@ -313,7 +313,7 @@ def test_two_ranks_train_as_stock(recipe, part, tmp_path):
 
 @pytest.mark.parametrize("name", ["ppo", "sft", "agentic"])
 def test_text_trains_as_stock(group, text_part, name):
-    """A head's values, with anchors by micro-batch; a supervised loss; turns as the agentic trainer joins and pads them."""
+    """A head's values, with anchors by micro-batch; a supervised loss; turns as the agentic trainer joins them."""
     from support.unirl_steps import step
     from unirl.algorithms.grpo import GRPO
     from unirl.algorithms.ppo import PPO
@@ -403,7 +403,7 @@ def test_its_program_for_sft_trains_as_stock(recipe, subject, tmp_path, monkeypa
     source = {"train_manifest_path": manifest, "eval_manifest_path": manifest}
     cfg = recipe("backend.optimizer_cfg.learning_rate=0.001")
     conditions = cfg.algorithm.conditions_cls
-    cfg |= {
+    own = {
         "algorithm": {"_target_": "unirl.algorithms.sft.SFT", "conditions_cls": conditions},
         "data_source": {"_target_": "unirl.data.sft.SupervisedDataSource", **source},
         "track_builder": {"_target_": "unirl.train.sft.ARSupervisedTrackBuilder"},
@@ -413,16 +413,19 @@ def test_its_program_for_sft_trains_as_stock(recipe, subject, tmp_path, monkeypa
         "num_steps": 2,
         "eval_interval": 2,
     }
-    del cfg.algorithm.clip_range, cfg.algorithm.sampling_temperature
+    for name, value in own.items():
+        cfg[name] = value
     made = {}
-    for name in ("train_step", "evaluate"):
-        own = getattr(SFTTrainer, name)
 
-        def seen(*args, _own=own, _name=name, **options):
-            made.setdefault(_name, []).append(_own(*args, **options))
-            return made[_name][-1]
+    def see(name, method):
+        def seen(*args, **options):
+            made.setdefault(name, []).append(method(*args, **options))
+            return made[name][-1]
 
         monkeypatch.setattr(SFTTrainer, name, seen)
+
+    for name in ("train_step", "evaluate"):
+        see(name, getattr(SFTTrainer, name))
 
     def run(target):
         cfg.stack._target_ = target
