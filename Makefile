@@ -24,7 +24,7 @@ FRAMEWORKS := $(APART) $(TOGETHER) hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not rest and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
-# Models packed, which are tested under the transformers that each framework pins too.
+# Models packed, which are tested under the transformers that each framework pins too: first, for verl patches classes.
 PACKED := tests/adapters/test_attention.py tests/adapters/test_tower_attention.py
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
@@ -72,7 +72,7 @@ test-video: .venv-upstream/.stamp .venv-together/.stamp  ## videos beside qwen-v
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
 	.venv-vllm/bin/python fixtures/video/regenerate.py vllm --check
-	.venv-vllm/bin/python -m pytest $(SOME) $(call RECORDED,vllm) -m "engine or adapter and not gpu and not slow and not rest" $(call marked,engine) $(PACKED)
+	.venv-vllm/bin/python -m pytest $(SOME) $(call RECORDED,vllm) -m "engine or adapter and not gpu and not slow and not rest" $(PACKED) $(call marked,engine)
 
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) test-trl $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
@@ -85,7 +85,7 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%) test-trl $(MATRIX:%=.venv-%/.s
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(APART:%=test-framework-%): test-framework-%: .venv-%/.stamp
-	$(<D)/bin/python -m pytest $(SOME) $(call RECORDED,$*) -m "$* and not gpu or adapter and not gpu and not slow and not rest" $(call marked,$*) $(PACKED)
+	$(<D)/bin/python -m pytest $(SOME) $(call RECORDED,$*) -m "$* and not gpu or adapter and not gpu and not slow and not rest" $(PACKED) $(call marked,$*)
 $(TOGETHER:%=test-framework-%): .venv-together/.stamp
 test-framework-hub: .venv-sglang/.stamp
 $(filter-out $(APART:%=test-framework-%),$(FRAMEWORKS:%=test-framework-%)): test-framework-%:
