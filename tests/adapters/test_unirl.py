@@ -432,7 +432,7 @@ def test_its_program_for_sft_trains_as_stock(recipe, subject, tmp_path, monkeypa
         cfg.stack._target_ = target
         OmegaConf.save(cfg, tmp_path / "sft.yaml")
         command = ["train_sft", "--config-path", str(tmp_path), "--config-name", "sft"]
-        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "argv", [*command, f"hydra.run.dir={tmp_path}"])
         made.clear()
         main()
         return dict(made)
