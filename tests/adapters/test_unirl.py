@@ -313,7 +313,7 @@ def test_two_ranks_train_as_stock(recipe, part, tmp_path):
 
 @pytest.mark.parametrize("name", ["ppo", "sft", "agentic"])
 def test_text_trains_as_stock(group, text_part, name):
-    """A head's values, with anchors by micro-batch; a supervised loss; turns as the agentic trainer joins them."""
+    """A head's values, with anchors by micro-batch; supervised; turns as the agentic trainer joins and pads them."""
     from support.unirl_steps import step
     from unirl.algorithms.grpo import GRPO
     from unirl.algorithms.ppo import PPO

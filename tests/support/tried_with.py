@@ -153,7 +153,10 @@ def pins_line(recorded: dict[str, dict[str, Any]]) -> str:
         for name, versions in ((name, of["versions"]) for name, of in recorded.items())
         if name not in ("trl-1.12", "transformers-5.6")
     ]
-    return f"[Tested](docs/frameworks.md#pins) under frameworks' own pins (transformers in brackets):\n{', '.join(said)}.\n"
+    head = (
+        "[Tested](docs/frameworks.md#pins) under frameworks' own pins (transformers in brackets):"
+    )
+    return f"{head}\n{', '.join(said)}.\n"
 
 
 def page() -> str:
