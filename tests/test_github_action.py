@@ -221,3 +221,16 @@ def test_only_packages_are_published_and_only_by_the_job_that_may(tmp_path):
     assert {f.name for f in (tmp_path / "packages").iterdir()} == {"a.whl", "a.tar.gz"}
     allowed = {name: job["permissions"] for name, job in RELEASE.items()}
     assert allowed == {"build": {"contents": "read"}, "publish": {"id-token": "write"}}
+
+
+def test_a_release_points_the_links_of_its_page_to_the_repository(tmp_path):
+    """PyPI shows README alone: links and pictures are those of the tag."""
+    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+    about = {"GITHUB_REPOSITORY": "o/mmpack", "GITHUB_REF_NAME": "v9.9.9"}
+    done, _, _ = step("Links", tmp_path, **about)
+    text = (tmp_path / "README.md").read_text()
+    assert done.returncode == 0, done
+    assert "](https://github.com/o/mmpack/blob/v9.9.9/docs/trl.md)" in text
+    assert 'src="https://raw.githubusercontent.com/o/mmpack/v9.9.9/docs/speed.svg"' in text
+    assert "OWNER/mmpack" not in text
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))

@@ -65,6 +65,6 @@ def _note(report: dict[str, Any]) -> str:
         f"A Qwen2.5-VL of {report['parameters'] / 1e6:.0f} M weights, {s['supervised']} supervised steps from random; "
         f"{s['problems']} drawn problems, the right letter {letters}; {s['prompts']} of them in a generation with 8 "
         f"responses each, {s['iterations']} optimizer steps on it, micro-batches of {s['rows']}, pictures of "
-        f"{s['pixels'][0]:,} to {s['pixels'][1]:,} pixels. Thin lines are seeds, whose runs shared the GPUs. Mean rewards of TRL and of TRL "
-        f"with mmpack: {said}. Seconds are medians of runs alone on a GPU."
+        f"{s['pixels'][0]:,} to {s['pixels'][1]:,} pixels. Thin lines are seeds, whose runs shared the GPUs. Mean "
+        f"rewards of TRL and of TRL with mmpack: {said}. Seconds are medians of runs alone on a GPU."
     )

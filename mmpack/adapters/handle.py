@@ -1,36 +1,47 @@
-"""A function of a framework's object that mmpack stands in for, until it is given back."""
+"""Attributes of a framework's objects that mmpack stands in for, until they are given back."""
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 from mmpack.errors import ModelError
 
 
-class Handle:
-    """`owner`, whose method of this name is `function`. `stop` gives it back its own; so does leaving a `with` block.
+class Replaced(ExitStack):
+    """Objects' attributes, replaced by `put`. `stop` gives them back; so does leaving a `with` block."""
+
+    stop = ExitStack.close
+
+    def put(self, owner: Any, name: str, new: Any) -> None:
+        own = vars(owner)
+        if name in own:
+            self.callback(setattr, owner, name, own[name])
+        else:  # of its class
+            self.callback(delattr, owner, name)
+        setattr(owner, name, new)
+
+
+class Handle(Replaced):
+    """`owner`, whose methods of these names are those of the handle from `start` on.
 
     `stats`: those of the packed batches so far, added up: tokens, tokens_unshared, patches_encoded, ….
     Raises: ModelError for an owner that is used already.
     """
 
-    def __init__(self, owner: Any, name: str, where: str):
-        if isinstance(getattr(vars(owner).get(name), "__self__", None), Handle):
+    def __init__(self, owner: Any, where: str, *names: str):
+        super().__init__()
+        if isinstance(getattr(vars(owner).get(names[0]), "__self__", None), Handle):
             raise ModelError(
                 f"{where}: mmpack computes for it already. Fix: keep the first use, or call its stop() before"
             )
-        self.owner, self.name = owner, name
+        self.owner, self.names = owner, names
         self.stats: Counter[str] = Counter()
 
     def start(self) -> None:
-        setattr(self.owner, self.name, getattr(self, self.name))
-
-    def stop(self) -> None:
-        vars(self.owner).pop(self.name, None)
+        for name in self.names:
+            self.put(self.owner, name, getattr(self, name))
 
     def __enter__(self) -> Any:
         return self.owner
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()

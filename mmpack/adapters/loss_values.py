@@ -6,7 +6,7 @@ What an adapter's `to_samples` recorded of a row is in `metadata[KEY]`, with its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmpack.adapters.checks import check_each, check_same
@@ -16,6 +16,7 @@ from mmpack.errors import ArgumentError, needs
 with needs("hf", __name__):
     import torch
 
+from mmpack.adapters.processed_media import pixels_of
 from mmpack.packing.batch import Batch
 from mmpack.schema.sample import Sample
 
@@ -101,6 +102,20 @@ def columns_of(batch: Batch, samples: Sequence[Sample]) -> dict[str, list[torch.
         name: [x.detach().cpu() for x in batch.unpack_loss(values)]
         for name, values in batch.loss_columns.items()
     }
+
+
+def batch_maker(from_samples: Callable[..., Any]) -> Callable[[Batch, Sequence[Sample]], Any]:
+    """`from_batch` of an adapter, by its `from_samples(samples, columns, media)`."""
+
+    def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
+        """`from_samples` of a batch of `samples`, with its pixels, and its `loss_columns` at the loss tokens.
+
+        Raises: ArgumentError if `samples` are not those of the batch, in its order.
+        """
+        return from_samples(samples, columns_of(batch, samples), pixels_of(batch))
+
+    from_batch.__module__, from_batch.__qualname__ = from_samples.__module__, "from_batch"
+    return from_batch
 
 
 def values_by_name(

@@ -29,7 +29,7 @@ def other():
         pytest.skip("no .venv beside this environment")
     done = subprocess.run([NEWEST, "-c", VERSION], capture_output=True, text=True, check=True)
     if done.stdout.strip() == importlib.metadata.version("transformers"):
-        pytest.skip("this is the newest version; make test-transformers has the others")
+        pytest.skip("this is the newest version; make test-transformers has the oldest")
     return NEWEST
 
 

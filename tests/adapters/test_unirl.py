@@ -12,7 +12,7 @@ from support.kits import get_kit
 from support.models import smallest_qwen2_5_vl
 from support.ranks import spawned
 
-from mmpack.errors import ModelError
+from mmpack.errors import ArgumentError, ModelError
 
 pytestmark = pytest.mark.unirl
 pytest.importorskip("unirl")
@@ -311,10 +311,11 @@ def test_two_ranks_train_as_stock(recipe, part, tmp_path):
     spawned(train, 2, tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ppo", "sft"])
+@pytest.mark.parametrize("name", ["ppo", "sft", "agentic"])
 def test_text_trains_as_stock(group, text_part, name):
-    """Values of a head, with anchors by micro-batch; a supervised loss without advantages."""
+    """A head's values, with anchors by micro-batch; supervised; turns as the agentic trainer joins and pads them."""
     from support.unirl_steps import step
+    from unirl.algorithms.grpo import GRPO
     from unirl.algorithms.ppo import PPO
     from unirl.algorithms.sft import SFT
     from unirl.models.qwen3.conditions import Qwen3ARConditions
@@ -333,17 +334,121 @@ def test_text_trains_as_stock(group, text_part, name):
         optimizer_cfg=OptimizerConfig(0.0, 0.9, 0.999, 1e-8, 0.0),
         scheduler_cfg=LrSchedulerConfig("constant", 0, 1),
     )
-    algorithm = {"ppo": PPO, "sft": SFT}[name](stage=stage, conditions_cls=Qwen3ARConditions)
+    own = {"ppo": PPO, "sft": SFT, "agentic": GRPO}[name]
+    algorithm = own(stage=stage, conditions_cls=Qwen3ARConditions)
     stack = TrainStack(
         fsdp_backend=backend, algorithm=algorithm, micro_batch_size=2, max_grad_norm=1.0
     )
-    stock, theirs = step(stack, text_part)
+    part = turns(stack, text_part) if name == "agentic" else text_part
+    stock, theirs = step(stack, part)
     with enable(stack) as owner:
         assert owner is stage
-        ours, gradients = step(stack, text_part)
+        ours, gradients = step(stack, part)
     assert ours.loss == pytest.approx(stock.loss, rel=1e-5, abs=1e-6) and stock.grad_norm > 0
     check_same(theirs, gradients)
     assert any("value_head" in n for n in gradients) == (name == "ppo")
+
+
+def turns(stack, part):
+    """The part that `AgenticTrainer` makes of three trajectories, one of two turns, for three ranks."""
+    from unirl.trainer.agentic import AgenticTrainer
+    from unirl.types.sample import Part, Sample
+
+    taken = []
+    trainer = AgenticTrainer.__new__(AgenticTrainer)
+    trainer.__dict__ |= {
+        "_mask_overflow_loss": False,
+        "num_devices": 3,
+        "sampling_params": {"ar": part.sampling_params},
+        "stack": SimpleNamespace(train_track=lambda part, **_: taken.append(part)),
+        "wandb_logger": SimpleNamespace(log_rollout_step=lambda *_, **__: None),
+    }
+    first, other, second, last = (part.select([i]) for i in range(4))
+    tool = Part(sample_ids=["a/0/0"])  # what answers the first turn
+    paths = [
+        Sample(parts=[Part.input([name]), *own])
+        for name, own in (("a", (first, tool, second)), ("a", (other,)), ("b", (last,)))
+    ]
+    scores = torch.tensor([1.0, 0.0, 0.5])
+    trainer._train_and_log(paths, scores, scores - 0.5, rollout_id=0, training_progress=0.0, t0=0.0)
+    assert taken[0].batch_size == 6  # two rows again, for three ranks
+    return taken[0]
+
+
+@pytest.mark.slow
+def test_its_program_for_sft_trains_as_stock(recipe, subject, tmp_path, monkeypatch):
+    """`python -m unirl.train_sft`: Ray, manifest, evaluation, steps that change the weights."""
+    import json
+
+    import ray
+    from omegaconf import OmegaConf
+    from unirl.train_sft import main
+    from unirl.trainer.sft import SFTTrainer
+
+    rows = []
+    for n, picture in enumerate(subject.pictures[:2]):
+        picture.save(tmp_path / f"{n}.png")
+        media = [{"uri": f"{n}.png", "modality": "image", "role": "condition"}]
+        rows += [
+            {
+                "sample_id": f"{n}-{k}",
+                "prompt": f"{n}?",
+                "response": "abc " * (k + 1),
+                "media": media,
+            }
+            for k in range(4)
+        ]
+    manifest = str(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = {"train_manifest_path": manifest, "eval_manifest_path": manifest}
+    cfg = recipe("backend.optimizer_cfg.learning_rate=0.001")
+    conditions = cfg.algorithm.conditions_cls
+    own = {
+        "algorithm": {"_target_": "unirl.algorithms.sft.SFT", "conditions_cls": conditions},
+        "data_source": {"_target_": "unirl.data.sft.SupervisedDataSource", **source},
+        "track_builder": {"_target_": "unirl.train.sft.ARSupervisedTrackBuilder"},
+        "num_devices": 1,
+        "devices_per_node": 1,
+        "batch_size": 8,
+        "num_steps": 2,
+        "eval_interval": 2,
+    }
+    for name, value in own.items():
+        cfg[name] = value
+    made = {}
+
+    def see(name, method):
+        def seen(trainer, *args, **options):
+            made["stack"] = trainer.stack.role_cls.__name__
+            made.setdefault(name, []).append(method(trainer, *args, **options))
+            return made[name][-1]
+
+        monkeypatch.setattr(SFTTrainer, name, seen)
+
+    for name in ("train_step", "evaluate"):
+        see(name, getattr(SFTTrainer, name))
+
+    def run(target):
+        cfg.stack._target_ = target
+        OmegaConf.save(cfg, tmp_path / "sft.yaml")
+        command = ["train_sft", "--config-path", str(tmp_path), "--config-name", "sft"]
+        monkeypatch.setattr(sys, "argv", [*command, f"hydra.run.dir={tmp_path}"])
+        made.clear()
+        main()
+        return dict(made)
+
+    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False)  # a program keeps its "GPU"
+    try:
+        stock = run("unirl.train.stack.TrainStack")
+        ours = run("mmpack.adapters.unirl.Stack")
+    finally:
+        ray.shutdown()
+    assert (stock["stack"], ours["stack"]) == ("TrainStack", "Stack")
+    assert ours["evaluate"] == pytest.approx(stock["evaluate"], rel=1e-5)
+    assert len(stock["evaluate"]) == 2 and stock["evaluate"][1] < stock["evaluate"][0]
+    for own, theirs in zip(ours["train_step"], stock["train_step"], strict=True):
+        assert own.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert own.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------
@@ -397,6 +502,37 @@ def test_groups_meet_within_their_update(subject, part, monkeypatch):
         monkeypatch.setattr(module, "_sync_micro_count", lambda count: count)
         [micros], _ = arranged(10)
         assert max(map(len, micros)) < 10
+
+
+def test_balanced_shards_keep_groups_whole(part):
+    from unirl.distributed.group.dispatch import DISPATCH_MODE_REGISTRY, Dispatch
+    from unirl.distributed.group.remote import RankInfo
+
+    from mmpack.adapters.unirl import Stack
+
+    mode = Stack.train_track._distributed_config["dispatch_mode"]
+    handle = SimpleNamespace(
+        dp_size=2, world_size=2, rank_infos=[RankInfo(dp_rank=n, dp_size=2) for n in range(2)]
+    )
+
+    def names(given, mode):
+        send = DISPATCH_MODE_REGISTRY[mode]["dispatch_fn"]
+        shards = send(handle, (given,), {"training_progress": 0.0}, given.batch_size)
+        assert all(options == {"training_progress": 0.0} for _, options in shards)
+        return [own.sample_ids for (own,), _ in shards]
+
+    assert names(part, mode) == names(part, Dispatch.DP_SCATTER)  # its groups are side by side
+    apart = part.balance_shards(2, min_spread=0.0)
+    groups = [{name.split("/")[0] for name in own} for own in names(apart, Dispatch.DP_SCATTER)]
+    assert {"p0", "p1"} <= groups[0] & groups[1]  # UniRL takes them apart
+    dealt = names(apart, mode)
+    groups = [{name.split("/")[0] for name in own} for own in dealt]
+    assert groups[0] & groups[1] == {"p2"}  # no rank has room for its two
+    assert list(map(len, dealt)) == [5, 5] and sorted([*dealt[0], *dealt[1]]) == sorted(
+        part.sample_ids
+    )
+    with pytest.raises(ArgumentError, match="2 ranks don't divide 9 samples"):
+        names(part.slice(0, 9), mode)
 
 
 # ---- what is refused --------------------------------------------------------------------------------

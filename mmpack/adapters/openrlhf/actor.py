@@ -20,11 +20,10 @@ from mmpack.adapters.transformers.attention import attach, refuse_unpackable
 from mmpack.adapters.transformers.logprobs import packed_logprobs
 from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.adapters.trl.batch_rows import media_of_rows
+from mmpack.adapters.trl.batch_rows import media_of_rows, pictures_of
 from mmpack.errors import LayoutError, ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.layout.occurrences import context_ids
-from mmpack.layout.runs import placeholder_runs
 from mmpack.schema.media import Medium
 from mmpack.schema.sample import Sample
 
@@ -35,7 +34,7 @@ class ActorHandle(Handle):
     """An OpenRLHF Actor whose forward is mmpack's."""
 
     def __init__(self, actor: Any):
-        super().__init__(actor, "forward", WHERE)
+        super().__init__(actor, WHERE, "forward")
         model = unwrap(actor.model, WHERE)
         refuse_unpackable(model)
         self.family = family_of_config(model.config)
@@ -143,7 +142,9 @@ def rows_to_samples(
     pictures, out = len(rest), []
     for b, own in enumerate(kept):
         row, actions = ids[b, own], scored[b, own]
-        images = _take(rest, context_ids(row, actions, family), family)
+        grids = (medium.grid_thw for medium in rest)
+        count = pictures_of(context_ids(row, actions, family), family, grids)
+        images, rest = rest[:count], rest[count:]
         begin = np.flatnonzero(actions)[:1].tolist() or [len(row)]
         out.append(
             row_sample(
@@ -186,12 +187,3 @@ def _pictures(mm_inputs: Mapping[str, Any], family: Family) -> list[Medium]:
     count = len(pixels) if grids is None else len(grids)
     [media] = media_of_rows(pixels, grids, [count], family, sizes, places, where=WHERE)
     return media
-
-
-def _take(rest: list[Medium], context: np.ndarray, family: Family) -> list[Medium]:
-    """The pictures of one row, off the front of `rest`: as many as its runs of placeholders need."""
-    runs, out = len(placeholder_runs(context, family).of("image").bounds), []
-    while runs > 0 and rest:
-        out.append(rest.pop(0))
-        runs -= family.spans_of("image", out[-1].grid_thw)
-    return out

@@ -26,7 +26,7 @@ from mmpack.adapters.checks import (
 from mmpack.adapters.json_values import Held, held
 from mmpack.adapters.loss_values import (
     COLUMNS,
-    columns_of,
+    batch_maker,
     padded,
     places_of,
     values_by_name,
@@ -36,13 +36,11 @@ from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
     name_images,
-    pixels_of,
     rest_of,
 )
 from mmpack.adapters.row_sample import prompt_group, response_start, row_sample
 from mmpack.families import get_family
 from mmpack.layout.names import numbered_in_groups
-from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.sample import Sample
 from mmpack.schema.spans import Score
@@ -90,14 +88,6 @@ def to_samples(
     return out
 
 
-def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
-    """The Experience of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
-
-    Raises: ArgumentError if `samples` are not those of the batch, in its order.
-    """
-    return from_samples(samples, columns_of(batch, samples), pixels_of(batch))
-
-
 def from_samples(
     samples: Sequence[Sample],
     columns: Mapping[str, Sequence[Any]] | None = None,
@@ -137,6 +127,9 @@ def from_samples(
         ]
     made["info"] = {name: _joined([o["info"][name] for o in own]) for name in own[0]["info"]}
     return module.Experience(**made)
+
+
+from_batch = batch_maker(from_samples)
 
 
 def _row_of(experience: Any, b: int | None) -> dict[str, Any]:

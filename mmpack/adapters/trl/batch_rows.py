@@ -5,7 +5,7 @@ Ids are taken as they are. Every image is a medium of its own grid, known by its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.adapters.row_sample import row_sample
 from mmpack.errors import ArgumentError
 from mmpack.families import Family
+from mmpack.layout.runs import placeholder_runs
 from mmpack.packing.media import patches_of_canvas
 from mmpack.processors.pixels import patches_of, patches_of_lines
 from mmpack.processors.wrap import Processor
@@ -112,6 +113,24 @@ def media_of_rows(
         ]
         for b, (p, g) in enumerate(zip(own, grids, strict=True))
     ]
+
+
+def pictures_of(
+    ids: np.ndarray, family: Family, grids: Iterator[Sequence[int]] | None = None
+) -> int:
+    """How many pictures a row [L] has: as many of the next `grids` (t, h, w) as its runs of placeholders need.
+
+    Without grids, one for each run.
+    """
+    runs = len(placeholder_runs(ids, family).of("image").bounds)
+    if grids is None:
+        return runs
+    count = 0
+    while runs > 0 and (grid := next(grids, None)) is not None:
+        t, h, w = grid
+        runs -= family.spans_of("image", (t, h, w))
+        count += 1
+    return count
 
 
 def _one_by_one(

@@ -18,11 +18,9 @@ from mmpack.adapters.transformers.attention import attach
 from mmpack.adapters.transformers.inputs import model_inputs
 from mmpack.adapters.transformers.rope import pack_shared
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.adapters.trl.batch_rows import media_of_rows, rows_to_samples
+from mmpack.adapters.trl.batch_rows import media_of_rows, pictures_of, rows_to_samples
 from mmpack.adapters.trl.mixin import TrainerMixin
 from mmpack.errors import ModelError
-from mmpack.families import Family
-from mmpack.layout.runs import placeholder_runs
 
 # what a packed forward makes itself of the ids
 MADE = {"use_cache", "mm_token_type_ids", "token_type_ids", "output_router_logits"}
@@ -62,14 +60,16 @@ class _FusedHead(TrainerMixin):
                 f"{self._mixin().__name__}: {name} is not supported in a packed batch. "
                 f"Fix: train this model with plain {self._trainer}"
             )
-        counts = None if pixels is None else _pictures(ids, mask, grids, family)
+        each = None if grids is None else iter(grids.tolist())
+        rows = [] if pixels is None else [*zip(ids.cpu(), mask.cpu().bool(), strict=True)]
+        counts = [pictures_of(row[kept].numpy(), family, each) for row, kept in rows]
         media = media_of_rows(pixels, grids, counts, family, sizes, places)
         samples = rows_to_samples(ids, mask, 1, family, media, labels != -100)
         batch = pack_shared(samples, model).to(ids.device)
-        rows = batch.loss_rows.long()
+        loss_rows = batch.loss_rows.long()
 
         def at_loss_rows(module: Any, args: Any, output: Any) -> Any:
-            output.last_hidden_state = output.last_hidden_state[:, rows]
+            output.last_hidden_state = output.last_hidden_state[:, loss_rows]
             return output
 
         with self.accelerator.autocast(), attach(model):
@@ -159,18 +159,3 @@ class _TextLabels:
         at = torch.isin(batch["input_ids"], self.placeholders)
         batch["labels"] = batch["labels"].masked_fill(at, -100)
         return batch
-
-
-def _pictures(ids: torch.Tensor, mask: torch.Tensor, grids: Any, family: Family) -> list[int]:
-    """How many pictures each row has, by its placeholders."""
-    sizes = None if grids is None else iter(grids.tolist())
-    counts = []
-    for row, kept in zip(ids.cpu().numpy(), mask.cpu().numpy().astype(bool), strict=True):
-        runs = len(placeholder_runs(row[kept], family).of("image").bounds)
-        counts.append(runs)
-        if sizes is not None:
-            counts[-1] = 0
-            while runs > 0 and (grid := next(sizes, None)) is not None:
-                runs -= family.spans_of("image", tuple(grid))
-                counts[-1] += 1
-    return counts

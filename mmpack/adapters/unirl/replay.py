@@ -41,7 +41,7 @@ class Replay(Handle):
     """A UniRL stage whose replay is mmpack's, logits never made. Sampling (`autoregress`) stays UniRL's."""
 
     def __init__(self, stage: Any):
-        super().__init__(stage, "replay", WHERE)
+        super().__init__(stage, WHERE, "replay")
         if not isinstance(stage, QwenVLARStage | Qwen3ARStage):
             raise ModelError(
                 f"{WHERE}: {type(stage).__name__} scores in a way of its own. Fix: leave mmpack out, or train "

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from unirl.algorithms.base import typed_conditions
+from unirl.distributed.group.dispatch import DISPATCH_MODE_REGISTRY, Dispatch, distributed
 from unirl.train.stack.base import TrainStack
 from unirl.train.stack.planner.packed import TokenBudgetPlanner, _sync_micro_count
 from unirl.train.stack.planner.types import _update_ranges
+from unirl.types.sample import Part
 
 from mmpack.adapters.checks import refuse_on
+from mmpack.adapters.micro_batches import bins, together
 from mmpack.adapters.unirl.replay import Replay
-from mmpack.errors import check_whole
-from mmpack.planning.plan import plan
+from mmpack.errors import ArgumentError, check_whole
 from mmpack.schema.sample import Sample
 
 WHERE = "UniRL stack"
+WHOLE_GROUPS = "mmpack: whole groups"  # a way of UniRL's dispatch, beside its own
 
 
 class Stack(TrainStack):
@@ -29,6 +33,45 @@ class Stack(TrainStack):
     def __init__(self, *, max_tokens: int | None = None, **options: Any):
         super().__init__(**options)
         self.replay = enable(self, max_tokens=max_tokens)
+
+    @distributed(dispatch_mode=WHOLE_GROUPS)
+    def train_track(self, *args: Any, **options: Any) -> Any:
+        """UniRL's, on a rank's part of what its driver dealt by `whole_groups`."""
+        return super().train_track(*args, **options)
+
+
+def whole_groups(
+    handle: Any, args: tuple[Any, ...], options: dict[str, Any], size: int | None
+) -> Any:
+    """UniRL's DP_SCATTER, in its driver; a part whose `balance_shards` took groups apart is dealt again before.
+
+    Then the samples of a prompt go to one rank, where it has room for them, and ranks have equally many samples and
+    nearly equally many tokens of responses. Raises: ArgumentError for a number of samples that ranks don't divide.
+    """
+    if size is not None and size % handle.dp_size:
+        raise ArgumentError(
+            f"{WHERE}: {handle.dp_size} ranks don't divide {size} samples. Fix: change batch_size or num_devices"
+        )
+    dealt = tuple(_dealt(a, handle.dp_size) if isinstance(a, Part) else a for a in args)
+    return DISPATCH_MODE_REGISTRY[Dispatch.DP_SCATTER]["dispatch_fn"](handle, dealt, options, size)
+
+
+def _dealt(part: Any, ranks: int) -> Any:
+    roots = _roots(part)
+    if len([*groupby(roots)]) == len(set(roots)):
+        return part
+    parts = together(roots, part.segment.lengths.tolist(), ranks)
+    return part.select([row for rows in parts for row in rows])
+
+
+def _roots(part: Any) -> list[str]:
+    """The prompt of each sample, which is the first of its ancestors."""
+    return [name.split("/")[0] for name in part.sample_ids]
+
+
+DISPATCH_MODE_REGISTRY[WHOLE_GROUPS] = DISPATCH_MODE_REGISTRY[Dispatch.DP_SCATTER] | {
+    "dispatch_fn": whole_groups
+}
 
 
 class Planner:
@@ -45,13 +88,13 @@ class Planner:
         """UniRL's: the part in another order, and (start, stop) of each micro-batch of each update."""
         conditions = typed_conditions(part.conditions, self.algorithm.conditions_cls)
         samples = self.replay.samples(conditions, part.segment)
-        if part.sample_ids:  # a row's prompt is the first of its ancestors
-            roots = [name.split("/")[0] for name in part.sample_ids]
-            samples = [replace(s, group_id=r) for s, r in zip(samples, roots, strict=True)]
+        if part.sample_ids:
+            samples = [replace(s, group_id=r) for s, r in zip(samples, _roots(part), strict=True)]
         order, updates = list[int](), []
         for start, stop in _update_ranges(total_size=len(samples), num_updates=num_updates):
             micros = []
-            for own in bins(samples[start:stop], self._rows(samples[start:stop], micro_batch_size)):
+            rows = self._rows(samples[start:stop], micro_batch_size)
+            for own in bins(samples[start:stop], rows, _sync_micro_count):
                 micros.append((len(order), len(order) + len(own)))
                 order += [start + i for i in own]
             updates.append(micros)
@@ -65,15 +108,6 @@ class Planner:
         starts = [s.loss_spans[0].start for s in samples]
         lengths = [len(s) - a for s, a in zip(samples, starts, strict=True)]
         return micro_batch_size * (max(starts) + max(lengths))
-
-
-def bins(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
-    """Micro-batches of at most `max_tokens` rows, on every rank as many as on the one that needs most."""
-    own = plan(samples, max_tokens=max_tokens, share_prefix=True).bins
-    count = _sync_micro_count(len(own))
-    if count > len(own):
-        own = plan(samples, max_tokens=max_tokens, share_prefix=True, ranks=count).bins
-    return own
 
 
 def enable(stack: Any, *, max_tokens: int | None = None) -> Replay:
@@ -101,18 +135,6 @@ def enable(stack: Any, *, max_tokens: int | None = None) -> Replay:
     own = updates.micro_planner
     if max_tokens is None and isinstance(own, TokenBudgetPlanner):
         max_tokens = own.token_budget
-    replay = Enabled(stack.algorithm.stage, updates)
-    updates.micro_planner = Planner(stack.algorithm, replay, max_tokens)
+    replay = Replay(stack.algorithm.stage)
+    replay.put(updates, "micro_planner", Planner(stack.algorithm, replay, max_tokens))
     return replay
-
-
-class Enabled(Replay):
-    """The replay of a stack's stage, with the planner that its `stop` puts back."""
-
-    def __init__(self, stage: Any, updates: Any):
-        super().__init__(stage)
-        self.updates, self.own = updates, updates.micro_planner
-
-    def stop(self) -> None:
-        super().stop()
-        self.updates.micro_planner = self.own

@@ -19,6 +19,10 @@ from mmpack.adapters.verl.data import from_batch, to_samples
 __all__ = ["from_batch", "to_samples", "to_trajectories", "use"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name == "use":  # imports transformers
         with needs("verl", __name__):

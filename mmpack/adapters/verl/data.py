@@ -14,12 +14,11 @@ import torch
 
 from mmpack.adapters.checks import check_each, check_samples, refuse_reward_on_no_token
 from mmpack.adapters.json_values import Held, held
-from mmpack.adapters.loss_values import COLUMNS, columns_of, padded, values_by_name, write_at
+from mmpack.adapters.loss_values import COLUMNS, batch_maker, padded, values_by_name, write_at
 from mmpack.adapters.processed_media import (
     inputs_of_media,
     media_of_inputs,
     name_images,
-    pixels_of,
     rest_of,
 )
 from mmpack.adapters.response_lists import (
@@ -32,7 +31,6 @@ from mmpack.errors import ArgumentError, require
 from mmpack.families import Family, get_family
 from mmpack.layout.mrope import sample_positions
 from mmpack.layout.names import numbered_in_groups
-from mmpack.packing.batch import Batch
 from mmpack.processors.wrap import Processor
 from mmpack.schema.ragged import Ragged
 from mmpack.schema.sample import Sample
@@ -97,14 +95,6 @@ def to_samples(
     ]
 
 
-def from_batch(batch: Batch, samples: Sequence[Sample]) -> Any:
-    """The DataProto of a batch of `samples`: `from_samples`, with the batch's `loss_columns` at the loss tokens.
-
-    Raises: ArgumentError if `samples` are not those of the batch, in its order.
-    """
-    return from_samples(samples, columns_of(batch, samples), pixels_of(batch))
-
-
 def from_samples(
     samples: Sequence[Sample],
     columns: Mapping[str, Sequence[Any]] | None = None,
@@ -154,6 +144,9 @@ def from_samples(
         ]
         fields["multi_modal_inputs"] = _stacked(inputs, "|O")
     return verl.DataProto.from_dict(tensors, fields, dict(own[0]["meta_info"]))
+
+
+from_batch = batch_maker(from_samples)
 
 
 def _sample(

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mmpack.adapters.checks import refuse_on
 from mmpack.adapters.handle import Handle
+from mmpack.adapters.micro_batches import bins
 from mmpack.adapters.processed_media import media_of_inputs
 from mmpack.adapters.response_lists import KEPT_IDS, response_lists, scored_lists
 from mmpack.adapters.row_sample import prompt_group, row_sample
@@ -29,7 +30,7 @@ from mmpack.adapters.transformers.rope import pack_shared, rope_rules
 from mmpack.adapters.transformers.routes import num_experts
 from mmpack.adapters.transformers.ulysses.make import row_split
 from mmpack.adapters.transformers.unwrap import unwrap
-from mmpack.adapters.verl.micro_batches import budget_of, calling, planned
+from mmpack.adapters.verl.micro_batches import budget_of, calling, most_of
 from mmpack.errors import ArgumentError, ModelError
 from mmpack.families import Family, family_of_config
 from mmpack.ops.logprobs.selected import selected_logprobs
@@ -45,21 +46,13 @@ class EngineHandle(Handle):
     """A verl engine whose forward is mmpack's, and whose micro-batches are bins of mmpack's plan."""
 
     def __init__(self, engine: Any):
-        super().__init__(engine, "forward_step", "verl engine")
+        super().__init__(engine, "verl engine", "forward_step", "forward_backward_batch")
         refuse_unsupported(engine)
         refuse_unpackable(_model(engine))
         self.loop = calling(type(engine).forward_backward_batch, prepare_micro_batches=self.bins)
         self.within = getattr(engine, "own_rows", nullcontext)
         self.waiting: list[tuple[Any, list[Sample]]] = []  # micro-batches that were planned
         self.start()
-
-    def start(self) -> None:
-        super().start()
-        self.owner.forward_backward_batch = self.forward_backward_batch
-
-    def stop(self) -> None:
-        super().stop()
-        vars(self.owner).pop("forward_backward_batch", None)
 
     def forward_backward_batch(
         self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
@@ -78,7 +71,8 @@ class EngineHandle(Handle):
         model = _model(self.owner)
         samples = samples_of(data, family_of_config(model.config), num_experts(model))
         most = budget_of(data, self.owner.ulysses_sequence_parallel_size)
-        indices = planned(samples, most, dp_group, share=not rope_rules(model.model))
+        share = not rope_rules(model.model)
+        indices = bins(samples, most, most_of(dp_group), share)
         tu.assign_non_tensor(data, use_dynamic_bsz=True)  # verl then puts rows back in order
         parts = [tu.index_select_tensor_dict(data, rows) for rows in indices]
         own = [[samples[b] for b in rows] for rows in indices]

@@ -6,9 +6,10 @@ In verl's batch a key is `<uid>_<session>_<index>`, and a tag has `seq_len`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import wraps
 from typing import Any
+
+from mmpack.adapters.micro_batches import together
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -34,31 +35,3 @@ def keep_groups() -> None:
         return batch
 
     trainer._balance_batch = balanced
-
-
-def together(groups: Sequence[str], lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Rows of each rank, equally many: a group is cut only where no rank has room for it. Longest groups first, each to
-    the rank with the fewest tokens.
-
-    Args: `groups`, `lengths`: the group and the tokens of each row, whose number `ranks` divides.
-    """
-    members: dict[str, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
-    room, load = [len(groups) // ranks] * ranks, [0] * ranks
-    parts: list[list[int]] = [[] for _ in range(ranks)]
-    for rows in sorted(
-        members.values(), key=lambda own: (-len(own), -sum(lengths[i] for i in own))
-    ):
-        while rows:
-            fitting = [r for r in range(ranks) if room[r] >= len(rows)]
-            rank = (
-                min(fitting, key=lambda r: load[r])
-                if fitting
-                else max(range(ranks), key=lambda r: room[r])
-            )
-            taken, rows = rows[: room[rank]], rows[room[rank] :]
-            parts[rank] += taken
-            room[rank] -= len(taken)
-            load[rank] += sum(lengths[i] for i in taken)
-    return parts

@@ -5,15 +5,13 @@ A bin holds at most the rows that verl's own setting allows, counted once where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from mmpack.errors import ModelError
-from mmpack.planning.plan import plan
-from mmpack.schema.sample import Sample
 
 
 def calling(function: Any, **others: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,17 +43,16 @@ def budget_of(data: Any, ranks: int) -> int:
     return int(data["micro_batch_size_per_gpu"]) * int(data["input_ids"].offsets().diff().max())
 
 
-def planned(
-    samples: Sequence[Sample], max_tokens: int, group: Any = None, share: bool = True
-) -> list[list[int]]:
-    """Rows of each micro-batch; on every rank of `group` as many micro-batches, or FSDP would hang."""
-    bins = plan(samples, max_tokens=max_tokens, share_prefix=share).bins
-    if group is None or torch.distributed.get_world_size(group) == 1:
-        return bins
-    from verl.utils.device import get_device_name
+def most_of(group: Any) -> Callable[[int], int]:
+    """`count -> the most of the ranks of group`; without one, the count itself."""
 
-    most = torch.tensor(len(bins), device=get_device_name())
-    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
-    if int(most) == len(bins):
-        return bins
-    return plan(samples, max_tokens=max_tokens, share_prefix=share, ranks=int(most)).bins
+    def most(count: int) -> int:
+        if group is None or torch.distributed.get_world_size(group) == 1:
+            return count
+        from verl.utils.device import get_device_name
+
+        counted = torch.tensor(count, device=get_device_name())
+        torch.distributed.all_reduce(counted, op=torch.distributed.ReduceOp.MAX, group=group)
+        return int(counted)
+
+    return most

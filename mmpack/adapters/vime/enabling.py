@@ -8,10 +8,10 @@ in the places of theirs: `get_log_probs_and_entropy` (old, reference, teacher an
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
+from mmpack.adapters.handle import Replaced
 from mmpack.adapters.vime.megatron import backends
 from mmpack.adapters.vime.objective import loss
 from mmpack.adapters.vime.responses import log_probs_and_entropy
@@ -21,13 +21,7 @@ REPLACED = {"get_log_probs_and_entropy": log_probs_and_entropy, "policy_loss_fun
 PROVIDER = "mmpack.adapters.vime.linear_logp.provider"
 
 
-class Enabled(ExitStack):
-    """`stop` puts their functions back; so does leaving a `with` block."""
-
-    stop = ExitStack.close
-
-
-def enable(args: Any) -> Enabled:
+def enable(args: Any) -> Replaced:
     """Let vime's or slime's Megatron backend, whichever is imported, compute logprobs and policy loss through mmpack.
 
     Args: `args`: their options.
@@ -56,14 +50,13 @@ def enable(args: Any) -> Enabled:
         raise ModelError(
             f"vime: qkv_format is {args.qkv_format!r}, whose samples are padded. Fix: set --qkv-format thd"
         )
-    enabled = Enabled()
+    enabled = Replaced()
     for module in modules:
         root = module.__name__.split(".")[0]
         for name, ours in REPLACED.items():
             theirs = getattr(module, name)
             for user in _users(root, name, theirs):
-                enabled.callback(setattr, user, name, theirs)
-                setattr(user, name, ours)
+                enabled.put(user, name, ours)
     return enabled
 
 
