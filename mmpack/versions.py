@@ -51,6 +51,12 @@ def refuse_old_forward(model: Any, what: str, instead: str) -> None:
         )
 
 
+def cache_argument(decoder: Any) -> str:
+    """What a decoder's forward calls its keys and values of earlier tokens: `cache`, before 5.24 `past_key_values`."""
+    parameters = inspect.signature(decoder.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 @functools.cache
 def towers_take_known() -> bool:
     """Whether a vision tower's forward takes what it would make of the grids: from 5.9 on."""

@@ -84,7 +84,7 @@ def command(
     """
     if html is not None and html.suffix.lower() == ".png":
         raise ArgumentError(
-            f"view: -o writes a page, {html.name!r:.60} is a picture's name. Fix: --png {html}"
+            f"view: -o writes a page, {html.name!r:.60} is a picture's name. Fix: pass --png {html}"
         )
     if html is None and png is None:
         kind = next((k for k in TRACES if trace.name.lower().endswith(k)), "")

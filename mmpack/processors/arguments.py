@@ -88,7 +88,7 @@ def as_spans(spans: Any, length: int) -> list[LossSpan]:
 
 def check_messages(messages: Any) -> None:
     """Raise ArgumentError for what is no list of chat messages."""
-    fix = 'Fix: messages=[{"role": "user", "content": …}]'
+    fix = 'Fix: pass messages=[{"role": "user", "content": …}]'
     for i, message in enumerate(_items(messages, "messages", "chat messages", fix)):
         where = f"processor: messages[{i}]"
         if isinstance(message, (list, tuple)):

@@ -227,7 +227,7 @@ def _refuse_file(media_root: Any, kind: str) -> None:
         write = "write_bytes" if kind == "png" else "write_text"
         raise ArgumentError(
             f"view.{kind}: media_root is {str(media_root)!r:.120}, expected the folder of sources; view.{kind} returns "
-            f"what a file should hold. Fix: Path({str(media_root)!r:.120}).{write}(mp.view.{kind}(…))"
+            f"what a file should hold. Fix: call Path({str(media_root)!r:.120}).{write}(mp.view.{kind}(…))"
         )
 
 

@@ -70,7 +70,7 @@ def test_a_choice(tmp_path, options, drawn, absent):
         (("--trajectory", "no such"), "there is no trajectory 'no such'"),
         (("--tokenizer", "no/such/folder"), "--tokenizer: 'no/such/folder' can't be loaded"),
         (("-o", "no/such/page.html"), "the folder of"),
-        (("-o", "page.png"), "Fix: --png page.png"),
+        (("-o", "page.png"), "Fix: pass --png page.png"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_the_old_page(tmp_path, options, part):

@@ -42,6 +42,7 @@ from mmpack.ops.rows.gather import gather_rows
 from mmpack.packing.batch import PackedBatch
 from mmpack.packing.pack import pack
 from mmpack.schema.sample import Sample
+from mmpack.versions import cache_argument
 
 _versions: dict[Hashable, str] = {}
 _lock = Lock()
@@ -275,10 +276,11 @@ def _suffix(
         if len(gathered) > 1:
             mask = torch.from_numpy(source >= 0).to(device)
             more = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": gathered[1:]}
-    hidden: Tensor = whole.model.get_decoder()(
+    decoder = whole.model.get_decoder()
+    more[cache_argument(decoder)] = cache
+    hidden: Tensor = decoder(
         inputs_embeds=embeds[None],
         position_ids=positions[:, None] if len(positions) > 1 else positions,
-        past_key_values=cache,
         use_cache=True,
         **more,
     ).last_hidden_state
