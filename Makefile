@@ -18,7 +18,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 RECORDED = $(if $(RECORD),--record fixtures/pins/$(1).json)
 
 # Frameworks whose pins need environments of their own; those whose pins agree; markers that leave out the tests of all.
-APART := verl openrlhf unirl sglang
+APART := verl openrlhf unirl megatron sglang
 TOGETHER := renderers deepspeed quantized plane logging
 FRAMEWORKS := $(APART) $(TOGETHER) hub
 ELSEWHERE := $(FRAMEWORKS:%=and not %)
@@ -28,7 +28,7 @@ MATRIX := vllm verl openrlhf sglang
 PACKED := tests/adapters/test_attention.py tests/adapters/test_tower_attention.py
 
 # One file per op of the hot path; the others are what they share, what needs no GPU, and whole steps.
-BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host several render cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(patsubst %,benchmarks/%.py,__init__ gpu on_host several megatron_step render cost_model first_step frameworks host media_by_reference parity_speed video_decode ray_rows scale),$(wildcard benchmarks/*.py))
 
 # Files with tests of one marker: only they are collected, in less time, and where packages of the others are missing.
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests)

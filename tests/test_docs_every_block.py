@@ -28,6 +28,7 @@ ELSEWHERE = {
     "docs/frameworks.md": (8, "test_docs_frameworks.py"),
     "docs/hub.md": (3, "hub/test_hub_kernels.py"),
     "docs/media_by_reference.md": (4, "test_docs_run.py", "adapters/test_ray_blobs.py"),
+    "docs/megatron.md": (1, "adapters/test_megatron.py"),
     "docs/migrating.md": (6, SITE),
     "docs/stability.md": (1, MEDIA),
     "docs/ranks.md": (4, "test_docs_run.py", "adapters/test_tensor_parallel.py"),

@@ -26,6 +26,7 @@ CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
     "linear_selected_logprobs_ranks": heads.ranks,
     "loader": steps.loader,
     "media_by_reference": host.media,
+    "megatron_step": ranks.megatron,
     "pack_video": rows.patches,
     "parity_speed": host.parity,
     "policy_loss": losses.policy,

@@ -46,6 +46,30 @@ def _gpus(row: Row) -> str:
     return f"{row['ranks']} GPU" + "s" * (row["ranks"] > 1)
 
 
+def megatron(report: dict[str, Any]) -> Chart:
+    """A step of Megatron-Core on two GPUs, by layout."""
+    panels = []
+    for (layout,), rows in cases(report["rows"], "layout").items():
+        bars = [
+            Bar(
+                row["way"],
+                row["seconds"],
+                f"{digits(row['seconds'])} s · {memory(row['peak_bytes'])}",
+                "own" if row["way"].startswith("mmpack") else "peer",
+            )
+            for row in rows
+        ]
+        panels.append(Panel(f"{layout}: seconds of a step; shorter is better", [Group("", bars)]))
+    best = max(row["speed_up"] for row in report["rows"])
+    return Chart(
+        "How long is a step of Megatron-Core, packed and shared?",
+        panels,
+        "A 7B-shaped Qwen2.5-VL by mbridge on local specs, bf16, layers recomputed, two GPUs, random weights. "
+        "Megatron's padded forward is its own, with the tower's windows in one launch as mmpack has them.",
+        (Headline("a step of Megatron-Core", best),),
+    )
+
+
 def together(report: dict[str, Any]) -> Chart:
     """Pictures on few ranks, in three ways."""
     found = cases(report["rows"], "section", "how", "ranks")

@@ -21,6 +21,7 @@ BOUND = 1e-5  # of the norm of a weight's gradient
 GPU_BOUND = 1e-3
 # Ranks on the CPU are forks of one process, which imports once what takes seconds.
 LOADED = ["mmpack.adapters.transformers", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"]
+LOADED += ["mmpack.adapters.megatron", "megatron.core.models.gpt.gpt_layer_specs"]
 LOADED += ["mmpack.demo.tiny_models", "hypothesis", "pytest", "torch.distributed.fsdp"]
 
 

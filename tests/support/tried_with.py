@@ -33,6 +33,7 @@ TRIED: dict[str, dict[str, list[str]]] = {
     "trl": {"trl-*": ["trl"], "": ["trl", "transformers"], "together": ["deepspeed"]},
     "verl": {"verl": ["verl", "transformers"]},
     "unirl": {"unirl": ["unirl", "transformers"]},
+    "megatron": {"megatron": ["megatron-core", "mbridge", "megatron-bridge"]},
     "openrlhf": {"openrlhf": ["openrlhf", "transformers", "deepspeed"]},
     "renderers": {"together": ["renderers"]},
     "trackio": {"together": ["trackio"]},

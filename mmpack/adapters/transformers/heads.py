@@ -337,23 +337,7 @@ def reader(
     _check_kept(kept, len(batch.loss_targets))
 
     def by_weight(hidden: Tensor) -> Tensor:
-        own = local_head(head, hidden)
-        given = own.hidden, own.weight, batch.loss_targets
-        options: dict[str, Any] = {
-            "rows": batch.loss_rows,
-            "bias": own.bias,
-            "temperature": asked.temperature,
-            "rows_unique": batch.loss_rows_unique,
-            "row_inverse": batch.loss_row_inverse,
-            "softcap": cap,
-            "group": own.group,
-        }
-        more = options | {"memory_budget": asked.memory_budget}
-        all_ids: Callable[..., ListedLogprobs] = linear_listed_logprobs
-        listed = functools.partial(all_ids, *given, batch.teachers, **more)
-        own_options = options if asked.teachers else more
-        selected = functools.partial(linear_selected_logprobs, *given, **own_options)
-        return torch.cat(_values(asked, kept, listed, selected))
+        return values_by_weight(local_head(head, hidden), batch, asked, cap)
 
     def of_chunk(
         hidden: Tensor, rows: Tensor, targets: Tensor, lists: dict[str, Any], kept: Any
@@ -378,6 +362,27 @@ def reader(
         return by_logits(hidden)
 
     return read
+
+
+def values_by_weight(own: Head, batch: Batch, asked: Asked, cap: float | None = None) -> Tensor:
+    """What `reader` reads, by a head's weight."""
+    given = own.hidden, own.weight, batch.loss_targets
+    options: dict[str, Any] = {
+        "rows": batch.loss_rows,
+        "bias": own.bias,
+        "temperature": asked.temperature,
+        "rows_unique": batch.loss_rows_unique,
+        "row_inverse": batch.loss_row_inverse,
+        "softcap": cap,
+        "group": own.group,
+    }
+    more = options | {"memory_budget": asked.memory_budget}
+    all_ids: Callable[..., ListedLogprobs] = linear_listed_logprobs
+    listed = functools.partial(all_ids, *given, batch.teachers, **more)
+    own_options = options if asked.teachers else more
+    selected = functools.partial(linear_selected_logprobs, *given, **own_options)
+    kept = batch.kept_ids if asked.kept_ids else None
+    return torch.cat(_values(asked, kept, listed, selected))
 
 
 def _values(
@@ -412,6 +417,17 @@ def _check_kept(support: Any, count: int) -> None:
         f"packed_logprobs: kept_ids is {what}, expected a Support of {count} lists, one per loss token. "
         "Fix: pass batch.kept_ids, as mp.pack made it"
     )
+
+
+def listed_of(values: Tensor, batch: Batch, entropy: bool) -> tuple[Tensor, ListedLogprobs]:
+    """Logprobs [N] for the loss, and those of all lists, of what was read with `teachers`."""
+    count = len(batch.loss_targets)
+    more = bool(entropy) + (batch.kept_ids is not None)
+    sizes = [count, *(len(own.ids) for own in batch.teachers.values()), *[count] * more]
+    targets, *rest = values.split(sizes)
+    kept = targets if batch.kept_ids is None else rest.pop()
+    entropies = rest.pop() if entropy else None
+    return kept, ListedLogprobs(targets, dict(zip(batch.teachers, rest, strict=True)), entropies)
 
 
 def is_linear(head: Any) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mmpack.adapters.transformers.heads import (
     Asked,
     head_of,
+    listed_of,
     logit_cap,
     read_in_forward,
     reader,
@@ -135,10 +136,4 @@ def packed_listed_logprobs(
     inputs = model_inputs(batch, model, vision, features=features, max_patches=max_patches)
     asked = Asked(temperature, entropy, memory_budget, teachers=True)
     values = _read(model, unwrap(model, "packed_listed_logprobs"), batch, inputs, asked)
-    count = len(batch.loss_targets)
-    more = bool(entropy) + (batch.kept_ids is not None)
-    sizes = [count, *(len(own.ids) for own in batch.teachers.values()), *[count] * more]
-    targets, *rest = values.split(sizes)
-    kept = targets if batch.kept_ids is None else rest.pop()
-    entropies = rest.pop() if entropy else None
-    return kept, ListedLogprobs(targets, dict(zip(batch.teachers, rest, strict=True)), entropies)
+    return listed_of(values, batch, entropy)

@@ -72,6 +72,14 @@ def _patch(model: Any, **_: Any) -> None:
         apply_monkey_patch(model=model, use_remove_padding=False)
 
 
+if "megatron" in EngineRegistry._engines["language_model"]:  # it is installed
+    from verl.workers.engine import MegatronEngineWithLMHead
+
+    @EngineRegistry.register("language_model", "megatron", device=DEVICES, vendor=VENDOR)
+    class MmpackMegatron(Packing, MegatronEngineWithLMHead):
+        """verl's Megatron engine, whose layers and schedule stay as verl's bridge builds them."""
+
+
 if "veomni" in EngineRegistry._engines["language_model"]:  # it is installed
     from veomni.distributed import parallel_state
     from verl.workers.engine.veomni import VeOmniEngineWithLMHead

@@ -47,12 +47,36 @@ class EngineHandle(Handle):
 
     def __init__(self, engine: Any):
         super().__init__(engine, "verl engine", "forward_step", "forward_backward_batch")
-        refuse_unsupported(engine)
-        refuse_unpackable(_model(engine))
+        self.refuse()
         self.loop = calling(type(engine).forward_backward_batch, prepare_micro_batches=self.bins)
         self.within = getattr(engine, "own_rows", nullcontext)
         self.waiting: list[tuple[Any, list[Sample]]] = []  # micro-batches that were planned
         self.start()
+
+    def refuse(self) -> None:
+        """Raise ModelError for an engine that can't go through mmpack."""
+        refuse_unsupported(self.owner)
+        refuse_unpackable(_model(self.owner))
+
+    def asked(self) -> tuple[Family, int]:
+        """The model's family, and how many experts it has."""
+        model = _model(self.owner)
+        return family_of_config(model.config), num_experts(model)
+
+    @property
+    def sharing_ranks(self) -> int:
+        """How many ranks share the rows of a micro-batch."""
+        return int(self.owner.ulysses_sequence_parallel_size)
+
+    def shares(self) -> bool:
+        """Whether rows of a prompt are laid out once."""
+        return not rope_rules(_model(self.owner).model)
+
+    def samples_in(self, micro_batch: Any) -> list[Sample]:
+        """Those of a micro-batch, which were planned or come from elsewhere."""
+        if self.waiting and self.waiting[0][0] is micro_batch:
+            return self.waiting.pop(0)[1]
+        return samples_of(micro_batch, *self.asked())
 
     def forward_backward_batch(
         self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
@@ -68,11 +92,9 @@ class EngineHandle(Handle):
         """In the place of verl's `prepare_micro_batches`; returns the same: micro-batches, and the rows of each."""
         from verl.utils import tensordict_utils as tu
 
-        model = _model(self.owner)
-        samples = samples_of(data, family_of_config(model.config), num_experts(model))
-        most = budget_of(data, self.owner.ulysses_sequence_parallel_size)
-        share = not rope_rules(model.model)
-        indices = bins(samples, most, most_of(dp_group), share)
+        samples = samples_of(data, *self.asked())
+        most = budget_of(data, self.sharing_ranks)
+        indices = bins(samples, most, most_of(dp_group), self.shares())
         tu.assign_non_tensor(data, use_dynamic_bsz=True)  # verl then puts rows back in order
         parts = [tu.index_select_tensor_dict(data, rows) for rows in indices]
         own = [[samples[b] for b in rows] for rows in indices]
@@ -86,19 +108,16 @@ class EngineHandle(Handle):
 
         Returns: the loss, and `model_output` (log_probs, entropy, …: nested [B, j]), `loss`, `metrics`.
         """
-        model = _model(self.owner)
-        if self.waiting and self.waiting[0][0] is micro_batch:
-            samples = self.waiting.pop(0)[1]
-        else:
-            samples = samples_of(micro_batch, family_of_config(model.config), num_experts(model))
-        batch = pack_shared(samples, model)
+        batch = pack_shared(self.samples_in(micro_batch), _model(self.owner))
         out = forward_step(self.owner, micro_batch, batch, loss_function)
         self.stats.update(batch.stats)
         return out
 
 
 def use(engine: Any) -> EngineHandle:
-    """Let an initialized verl FSDP engine compute logprobs, losses and gradients through mmpack, from now on.
+    """Let an initialized verl engine compute logprobs, losses and gradients through mmpack, from now on.
+
+    FSDP's, VeOmni's or Megatron's.
 
     `use(engine)` for good, `with use(engine): …`, or `handle.stop()`. In a configuration:
     `actor_rollout_ref.model.external_lib=mmpack.adapters.verl.enable`. verl's own functions are not replaced.
@@ -106,6 +125,10 @@ def use(engine: Any) -> EngineHandle:
     Qwen2.5-VL, Ulysses, fused kernels; `enable` builds it without), and for an engine that is used already; LayoutError
     (MM006) for an unknown family.
     """
+    if isinstance(getattr(engine, "module", None), list):  # of chunks
+        from mmpack.adapters.verl.megatron import MegatronHandle
+
+        return MegatronHandle(engine)
     return EngineHandle(engine)
 
 

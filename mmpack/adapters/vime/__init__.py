@@ -3,6 +3,7 @@
 One flag does the second, `--custom-megatron-init-path mmpack.adapters.vime.enable`. Its parts have flags of their own:
 `--custom-loss-function-path mmpack.adapters.vime.objective.loss`, and vime's
 `--linear-logp-provider mmpack.adapters.vime.linear_logp.provider`.
+Megatron's layers run shared packs with two more flags: see `mmpack.adapters.vime.sharing`.
 
 Run with slime's sources of August 2026, and stand-ins of their hooks.
 """

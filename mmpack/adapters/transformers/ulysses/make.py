@@ -46,6 +46,12 @@ def row_split(batch: Batch, model: Any, group: ProcessGroup | None, what: str) -
             f"{what}: a padded batch can't be split by rows over sequence_group. Fix: use mp.pack"
         )
     _refuse_unsplit(unwrap(model, what), ranks, what)
+    return split_rows(batch, group, what)
+
+
+def split_rows(batch: PackedBatch, group: ProcessGroup, what: str) -> RowSplit | None:
+    """`row_split` for a model that was checked."""
+    ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     total = len(batch.input_ids)
     if total < ranks and not batch.media and not len(batch.loss_rows):
         return None  # an idle batch: gradients are 0 wherever it runs

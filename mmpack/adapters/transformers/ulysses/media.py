@@ -143,6 +143,22 @@ def _encoded_rows(
 
     levels [rows, H]: features of `mine`, one after the other; of anything if there are none.
     """
+    first, *rest = exchange_features(batch, split, levels, mine, owner, chosen)
+    if family.pixel_layout == "tiles" and family.tokens_by_size is None:
+        # which the forward reads as one tensor
+        return Encoded(pooler_output=first[None])
+    return Encoded(pooler_output=(first,), deepstack_features=[(level,) for level in rest] or None)
+
+
+def exchange_features(
+    batch: PackedBatch,
+    split: RowSplit,
+    levels: list[Tensor],
+    mine: list[int],
+    owner: np.ndarray,
+    chosen: np.ndarray,
+) -> list[Tensor]:
+    """Features and deepstack levels of this rank's placeholders, in row order; arguments as in `_encoded_rows`."""
     offsets = np.cumsum([0, *(m.num_tokens for m in batch.media)])
     feature = batch.vision_rows.features.cpu().numpy().astype(np.int64)
     medium = np.searchsorted(offsets[1:], feature, side="right")
@@ -163,8 +179,4 @@ def _encoded_rows(
     joined = torch.cat(levels, dim=1)
     out = gather_rows(joined, torch.from_numpy(index).to(joined.device))
     got = send_rows(out, sent, received, split.group)[torch.from_numpy(order).to(joined.device)]
-    first, *rest = got.split(widths, dim=1)
-    if family.pixel_layout == "tiles" and family.tokens_by_size is None:
-        # which the forward reads as one tensor
-        return Encoded(pooler_output=first[None])
-    return Encoded(pooler_output=(first,), deepstack_features=[(level,) for level in rest] or None)
+    return list(got.split(widths, dim=1))
