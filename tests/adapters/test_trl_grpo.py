@@ -320,7 +320,8 @@ def test_what_a_packed_pass_cannot_do_is_one_line(pair, micro_batch, monkeypatch
         packed._compute_loss(packed.model, dropped)
     first = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1)))
     for name, value in (
-        ("args", SimpleNamespace(torch_compile=True)),
+        ("args", SimpleNamespace(torch_compile=True, neftune_noise_alpha=None)),
+        ("args", SimpleNamespace(torch_compile=False, neftune_noise_alpha=5.0)),
         ("aux_loss_enabled", True),
         ("accelerator", first),
     ):

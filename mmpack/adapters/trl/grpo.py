@@ -71,7 +71,7 @@ class MmpackGRPO(TrainerMixin):
 
     Raises, when built: MissingExtraError, BackendError for a TRL without the methods that are overridden;
     LayoutError (MM006) for a model of no known family; ModelError for what the packed pass can't do (FSDP 1,
-    torch_compile, the router's auxiliary loss); ArgumentError for `max_tokens` below 1.
+    torch_compile, NEFTune, the router's auxiliary loss); ArgumentError for `max_tokens` below 1.
     """
 
     max_tokens: int | None = None

@@ -111,6 +111,8 @@ class TrainerMixin(_Trainer):
             ("FSDP 1", getattr(sharded, "fsdp_version", 2) == 1, "fsdp_config={'version': 2}"),
             ("the router's auxiliary loss", self.aux_loss_enabled, other),
             ("torch_compile", self.args.torch_compile, other),
+            # its noise shrinks with the length of what is embedded: here, of a pack
+            ("neftune_noise_alpha", self.args.neftune_noise_alpha, other),
         )
         refuse_on(what, [*own, *options])
         self.mmpack_stats = PassStats()
