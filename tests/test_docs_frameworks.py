@@ -62,6 +62,7 @@ def test_trl_s_both_sides(given):
     assert packed.mmpack_stats.passes == 0
 
 
+@pytest.mark.slow
 def test_the_trainer_s_both_sides(given):
     args = TrainingArguments(given["folder"], use_cpu=True, report_to=[], max_steps=1)
     args.remove_unused_columns = False

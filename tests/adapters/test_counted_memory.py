@@ -68,7 +68,7 @@ def held_bytes(model, family, pictures):
     return held, load_of(batch, model)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_one_more_layer_and_one_more_block_keep_what_the_terms_say(model):
     """Nearly to the byte, where no keys are shared."""
     family = model.config.model_type

@@ -149,7 +149,7 @@ def test_a_store_gives_the_bits_of_encoding_again(models, name):
     assert store.stats.patches_saved == 2 * store.stats.patches_encoded
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH_KIND)
 def test_encoded_once_with_one_backward_is_as_exact_as_each_sample_alone(models, name):
     model, samples = models(name), mixed_batch(name)

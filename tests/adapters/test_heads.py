@@ -63,7 +63,7 @@ def gradients_of(values, model):
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_that_peft_changed(kind, kept, monkeypatch):

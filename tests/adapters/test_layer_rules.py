@@ -47,7 +47,7 @@ def model():
     return with_window(8)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 7])
 def test_blocks_longer_than_the_window_and_across_its_edge(rows):
     model, samples = with_window(rows), mixed_batch(NAME)

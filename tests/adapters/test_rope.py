@@ -92,7 +92,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["internvl", "mistral3", "qwen2_5_vl", "gemma3"])
 def test_a_long_sample_changes_no_other(family, kind):

@@ -39,7 +39,7 @@ def models():
     return get
 
 
-@pytest.mark.few(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "grids"), CASES)
 def test_features_and_gradients_are_those_of_one_by_one(models, family, grids):
     model, (modality, media) = models(family), media_of(family, grids)

@@ -94,6 +94,7 @@ def test_a_step_s_groups_meet_and_its_gradients_are_stock_s(smallest_checkpoint,
     assert name in PASSES or stats.patches * 4 == stats.patches_stock  # a picture once per group
 
 
+@pytest.mark.slow
 def test_rloo_is_stock_s(smallest_checkpoint, tmp_path):
     runs = [trained(cls, smallest_checkpoint, tmp_path, **STEP) for cls in (StockRLOO, OursRLOO)]
     assert_same(*runs)

@@ -35,6 +35,7 @@ def test_logprobs_are_equal_in_every_layout(family, dtype):
             assert differing(logprobs_by_sample(model, batch), expected) == [], layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl_moe"])
 def test_gradients_to_activations_are_equal_alone_packed_and_padded(family):
     model, samples = small_model(family), some_samples(family)

@@ -148,6 +148,7 @@ def test_a_nan_changes_nothing():
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_move_to_the_same_bits_as_one_process(tmp_path):
     spawned(run, 2, tmp_path, str(tmp_path))
     values = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -133,6 +133,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(conversation=conversations())
 def test_conversations_are_labelled_as_their_characters(processor, tokenizer, conversation):
