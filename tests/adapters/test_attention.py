@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib.util
 import pickle
 from dataclasses import replace
 
@@ -286,6 +287,8 @@ def test_two_models_of_one_config_are_refused_at_once(part):
 @pytest.mark.parametrize("how", ["copied", "pickled"])
 def test_copies_are_models_of_their_own(how):
     """A deep copy is detached; a pickled model is attached, and detaches by itself."""
+    if how == "pickled" and importlib.util.find_spec("kernels"):
+        pytest.skip("with Hugging Face's kernels, transformers' own models can't be pickled")
     model, batch = smallest_qwen2_5_vl(), mp.pack(batch_of("three responses"), share_prefix=True)
     with torch.no_grad():
         expected = model(input_ids=IDS, use_cache=True).logits
