@@ -176,6 +176,7 @@ def test_models_that_can_not_be_split():
 KINDS = ["qwen3_vl_moe", "qwen3_5", "internvl", "gemma4", "kimi_k25", "qwen2_5_omni"]
 
 
+@pytest.mark.adapter
 @pytest.mark.slow
 @ON
 def test_families_on_two_ranks(tmp_path, on):

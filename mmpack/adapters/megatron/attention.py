@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from mmpack.adapters.megatron.experts import watch_router
-from mmpack.adapters.megatron.modules import cores, refuse_unpackable, unwrap
+from mmpack.adapters.megatron.modules import cores, other_forward, refuse_unpackable, unwrap
 from mmpack.adapters.megatron.rows import Rows
 from mmpack.adapters.megatron.vision import Tower, forward_with_media, tower_of
 from mmpack.adapters.transformers.ulysses.heads import attend_by_heads
@@ -81,7 +81,9 @@ def _attach(whole: Any, language: Any, tower: Tower | None) -> ExitStack:
     if first and tower is None:
         tower = tower_of(whole)
     for core in cores(language.decoder):
-        replace(undo, core, functools.partial(_visible, language.config, core.forward))
+        undo.enter_context(
+            other_forward(core, functools.partial(_visible, language.config, core.forward))
+        )
     positions = functools.partial(_own_positions, language)
     undo.callback(language.decoder.register_forward_pre_hook(positions, with_kwargs=True).remove)
     for layer in language.decoder.layers:
@@ -89,21 +91,13 @@ def _attach(whole: Any, language: Any, tower: Tower | None) -> ExitStack:
     # a tower of Megatron's own layers, whose windows come as `packed_seq_params`
     block = getattr(getattr(whole, "vision_model", None), "decoder", None) if first else None
     for core in cores(block) if block is not None else ():
-        replace(undo, core, functools.partial(_in_sequences, core.forward))
+        undo.enter_context(other_forward(core, functools.partial(_in_sequences, core.forward)))
     if whole is not language:
         own = whole.forward
-        replace(undo, whole, functools.partial(forward_with_media, whole, language, tower, own))
+        undo.enter_context(
+            other_forward(whole, functools.partial(forward_with_media, whole, language, tower, own))
+        )
     return undo
-
-
-def replace(undo: ExitStack, module: Any, forward: Callable[..., Any]) -> None:
-    """Another forward of a module, until `undo` is closed."""
-    had = vars(module).get("forward")
-    if had is None:
-        undo.callback(delattr, module, "forward")
-    else:
-        undo.callback(setattr, module, "forward", had)
-    module.forward = forward
 
 
 def _visible(

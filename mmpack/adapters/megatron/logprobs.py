@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmpack.adapters.megatron.inputs import model_inputs
-from mmpack.adapters.megatron.modules import head_forward, unwrap
+from mmpack.adapters.megatron.modules import other_forward, unwrap
 from mmpack.adapters.megatron.rows import Rows
 from mmpack.adapters.transformers.heads import Asked, Head, listed_of, values_by_weight
 from mmpack.adapters.transformers.ulysses.split import gather_parts
@@ -89,7 +89,7 @@ def _read(model: Any, batch: PackedBatch, asked: Asked) -> tuple[Tensor, bool]:
         made.append(values)
         return values[:, None, None], None
 
-    with head_forward(head, read):
+    with other_forward(head, read):
         model(**inputs)
     if len(made) != 1:
         raise ModelError(

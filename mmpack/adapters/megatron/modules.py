@@ -54,16 +54,16 @@ def refuse_first(what: str, *checks: tuple[bool, str, str]) -> None:
 
 
 @contextlib.contextmanager
-def head_forward(head: Any, forward: Any) -> Iterator[None]:
-    """Another forward of the head within the block."""
-    had = vars(head).get("forward")
-    head.forward = forward
+def other_forward(module: Any, forward: Any) -> Iterator[None]:
+    """Another forward of a module within the block."""
+    had = vars(module).get("forward")
+    module.forward = forward
     try:
         yield
     finally:
-        del head.forward
+        del module.forward
         if had is not None:
-            head.forward = had
+            module.forward = had
 
 
 def pad_multiple(model: Any) -> int:

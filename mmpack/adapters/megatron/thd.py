@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from megatron.core import tensor_parallel
 
-from mmpack.adapters.megatron.attention import ATTACHED, Attached, attach, replace
+from mmpack.adapters.megatron.attention import ATTACHED, Attached, attach
 from mmpack.adapters.megatron.inputs import arguments_of, rows_of
-from mmpack.adapters.megatron.modules import head_forward, pad_multiple, refuse_first, unwrap
+from mmpack.adapters.megatron.modules import other_forward, pad_multiple, refuse_first, unwrap
 from mmpack.adapters.megatron.rows import Rows
 from mmpack.adapters.megatron.vision import Tower
 from mmpack.adapters.processed_media import media_of_inputs
@@ -52,7 +52,7 @@ def attach_thd(model: Any, family: str, tower: Tower | None = None) -> Attached:
         )
         refuse_first(CALL, for_each, lengths)
         forward = functools.partial(_forward, whole, language, about, whole.forward)
-        replace(vars(whole)[ATTACHED], whole, forward)
+        vars(whole)[ATTACHED].enter_context(other_forward(whole, forward))
     return handle
 
 
@@ -90,7 +90,7 @@ def _forward(
             hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden, group=group)
         return forward(hidden, *given, **more)
 
-    with head_forward(head, every_token):
+    with other_forward(head, every_token):
         return own(**arguments_of(rows))
 
 
