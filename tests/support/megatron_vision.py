@@ -160,19 +160,20 @@ def _interleaved(self: Any, freqs: torch.Tensor, sections: list[int]) -> torch.T
     return out
 
 
+VISION_CONFIG = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+}
+
+
 def qwen3_config() -> Any:
     return Qwen3VLConfig(
         text_config=TEXT_CONFIG
         | {"head_dim": 16, "rope_parameters": ROPE | {"mrope_interleaved": True}},
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        vision_config=VISION_CONFIG | {"patch_size": 16, "deepstack_visual_indexes": [0, 1]},
         **IDS,
     )
 
@@ -182,14 +183,7 @@ def transformers_model(qwen3: bool = False) -> Any:
         return Qwen3VLForConditionalGeneration(qwen3_config()).eval()
     config = Qwen2_5_VLConfig(
         text_config=TEXT_CONFIG,
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config=VISION_CONFIG | {"fullatt_block_indexes": [1]},
         **IDS,
     )
     return Qwen2_5_VLForConditionalGeneration(config).eval()
